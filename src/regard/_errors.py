@@ -1,0 +1,41 @@
+"""One wording for every refusal: which argument, what came, what was expected, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def refusal(argument: str, got: object, expected: str, fix: str = "") -> str:
+    """Compose the message of an error.
+
+    Example:
+        >>> refusal("window", -1, "a number >= 0")
+        'window: got -1, expected a number >= 0.'
+    """
+    message = f"{argument}: got {got}, expected {expected}."
+    return f"{message} {fix}" if fix else message
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known names are closest to an unknown one.
+
+    Example:
+        >>> nearest("aditive", ["additive", "dot"])
+        "Did you mean 'additive'?"
+    """
+    names = sorted(known)
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(repr(c) for c in close)}?"
+    return f"Known: {', '.join(names)}."
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> str:
+    """Name the install command for something that lives behind an extra.
+
+    Example:
+        >>> missing_extra("matplotlib", "evaluate", "figures")
+        "figures: package 'matplotlib' is not installed. Fix: pip install 'regard[evaluate]'"
+    """
+    return f"{purpose}: package {package!r} is not installed. Fix: pip install 'regard[{extra}]'"

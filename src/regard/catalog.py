@@ -1,0 +1,122 @@
+"""The taxonomy as data: one entry a mechanism, registered where its class is written.
+
+`regard list`, `regard show`, names given as strings, the documentation pages and the contract tests all read this.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from regard._errors import nearest, refusal
+
+T = TypeVar("T", bound=type)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the literature knows about one mechanism, and the class that is it."""
+
+    name: str
+    zh: str
+    path: str  # place in the taxonomy, such as "general/scoring"
+    equation: str
+    paper: str
+    year: int
+    time: str  # cost of one call, N queries on N keys unless said
+    memory: str  # beyond inputs and outputs
+    choose: str
+    avoid: str
+    cls: type
+    preset: Mapping[str, Any] = field(default_factory=dict)  # constructor arguments that make this entry of its class
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as `regard list --json` prints it."""
+        plain = ("name", "zh", "path", "equation", "paper", "year", "time", "memory", "choose", "avoid")
+        return {key: getattr(self, key) for key in plain} | {
+            "class": self.cls.__name__,
+            "preset": dict(self.preset),
+        }
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register(*, preset: Mapping[str, Any] | None = None, **facts: Any) -> Callable[[T], T]:
+    """Enter a class into the catalog under a name; a class may stand under several, with different presets."""
+
+    def enter(cls: T) -> T:
+        name = facts["name"]
+        if name in _entries and _entries[name].cls.__qualname__ != cls.__qualname__:
+            raise ValueError(f"catalog: {name!r} is already {_entries[name].cls.__name__}")
+        _entries[name] = Entry(cls=cls, preset=preset or {}, **facts)
+        return cls
+
+    return enter
+
+
+def entries(category: str | None = None) -> Iterator[Entry]:
+    """All entries, or those under a place of the taxonomy (`"general"`, `"general/scoring"`)."""
+    for entry in _entries.values():
+        if category is None or entry.path == category or entry.path.startswith(category + "/"):
+            yield entry
+
+
+def categories() -> list[str]:
+    """The places of the taxonomy that have entries, and their parents."""
+    found: set[str] = set()
+    for entry in _entries.values():
+        parts = entry.path.split("/")
+        found.update("/".join(parts[: k + 1]) for k in range(len(parts)))
+    return sorted(found)
+
+
+def canonical(name: str) -> str:
+    """Fold the usual spellings together.
+
+    Example:
+        >>> canonical("ScaledDot"), canonical("scaled dot"), canonical("scaled_dot")
+        ('scaled-dot', 'scaled-dot', 'scaled-dot')
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.strip())
+    return re.sub(r"[\s_-]+", "-", spaced).lower()
+
+
+def find(name: str, category: str | None = None, argument: str = "name") -> Entry:
+    """The entry of a name, English or Chinese; an unknown name is answered with the nearest ones."""
+    known = {entry.name: entry for entry in entries(category)}
+    if not isinstance(name, str):
+        raise TypeError(refusal(argument, type(name).__name__, "a name"))
+    by_name = known.get(canonical(name))
+    if by_name is not None:
+        return by_name
+    for entry in known.values():
+        if entry.zh == name.strip() or canonical(entry.cls.__name__) == canonical(name):
+            return entry
+    where = f"a mechanism of {category}" if category else "a mechanism of the catalog"
+    raise ValueError(refusal(argument, repr(name), where, nearest(canonical(name), known)))
+
+
+def build(name: str, category: str, argument: str, options: Mapping[str, Any]) -> tuple[Any, set[str]]:
+    """Make an instance by name from those options that its constructor knows; also tell which they were."""
+    entry = find(name, category, argument)
+    parameters = inspect.signature(entry.cls.__init__).parameters  # type: ignore[misc]
+    used = {key for key in options if key in parameters}
+    missing = [
+        key
+        for key, parameter in parameters.items()
+        if key != "self"
+        and parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and key not in used
+        and key not in entry.preset
+    ]
+    if missing:
+        needs = ", ".join(f"{key}=…" for key in missing)
+        raise TypeError(
+            refusal(argument, repr(name), f"also {needs}", f"Fix: pass {needs} beside {argument}={name!r}.")
+        )
+    return entry.cls(**{**{key: options[key] for key in used}, **entry.preset}), used

@@ -1,0 +1,1 @@
+"""The general mechanisms: scores, alignments, dimensionality, masks, and the attention they make up."""

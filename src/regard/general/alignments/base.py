@@ -1,0 +1,89 @@
+"""What every alignment is: a module that turns complete rows of scores into weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.ops.call import Call, Tile
+from regard.ops.folds import Fold
+
+
+class Alignment(nn.Module):
+    """How scores become weights.
+
+    `weights` sees complete rows, keys last, whatever the execution; masked weights are exactly zero, and so is a row with
+    nothing to attend to. `prepare` runs once a call, before any execution, and leaves what depends on more than a row of
+    scores. An alignment whose result can be folded over blocks of keys says how (`fold`).
+    """
+
+    is_random = False  # whether a call needs a seed while training
+
+    def prepare(self, call: Call) -> Mapping[str, Any]:
+        """What `weights` will need beside the scores."""
+        return {}
+
+    def needs_seed(self, training: bool) -> bool:
+        """Whether a call draws random numbers."""
+        return self.is_random and training
+
+    @property
+    def temperature_of_softmax(self) -> float | Tensor | None:
+        """Of a plain softmax over the allowed keys; None for anything else."""
+        return None
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        """Weights of the rows of a tile that holds all keys."""
+        raise NotImplementedError
+
+    def fold(self, tile: Tile) -> Fold | None:
+        """How to read blocks of keys one after the other; None where that cannot be done in one pass."""
+        return None
+
+    def log_prob(self, call: Call) -> Tensor | None:
+        """Log-probability of what was sampled; None where nothing is sampled."""
+        return None
+
+    def policy_entropy(self, call: Call) -> Tensor | None:
+        """Entropy of the distribution that was sampled from, shaped like `log_prob`."""
+        return None
+
+
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores with minus infinity where the mask forbids."""
+    return scores if mask is None else torch.where(mask, scores, -math.inf)
+
+
+def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the allowed keys; zeros, with zero gradients, where there are none.
+
+    A score of minus infinity (a bias used as a mask) counts as not allowed.
+    """
+    if scores.shape[-1] == 0:
+        return scores
+    scores = masked(scores, mask)
+    allowed = scores > -math.inf
+    # A row without any allowed key is computed from zeros and then dropped, so that no NaN arises in either direction.
+    safe = torch.where(allowed.any(-1, keepdim=True), scores, 0.0)
+    return torch.where(allowed, safe.softmax(-1), 0.0)
+
+
+def one_hot(index: Tensor, like: Tensor) -> Tensor:
+    """Ones at the index of each row; an index of -1 gives a row of zeros."""
+    positions = torch.arange(like.shape[-1], device=like.device)
+    return (positions == index.unsqueeze(-1)).to(like.dtype)
+
+
+def best(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Index of the largest allowed score of each row, the first of equals, -1 where nothing is allowed."""
+    scores = masked(scores, mask)
+    if scores.shape[-1] == 0:
+        return scores.new_full(scores.shape[:-1], -1, dtype=torch.long)
+    # argmax does not promise the first of equals on every device; the first position of the maximum does.
+    top = scores.amax(-1, keepdim=True)
+    first = (scores == top).to(torch.uint8).argmax(-1)
+    return torch.where(top.squeeze(-1) > -math.inf, first, -1)

@@ -1,0 +1,64 @@
+"""Soft, or global, alignment: a softmax over all allowed keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard._errors import refusal
+from regard.catalog import register
+from regard.general.alignments.base import Alignment, softmax
+from regard.ops.call import Tile
+from regard.ops.folds import Fold, SoftFold
+
+
+@register(
+    name="soft",
+    zh="软对齐（全局对齐）",
+    path="general/alignment",
+    equation="a_j = exp(e_j/τ) / Σ_l exp(e_l/τ)",
+    paper="Bahdanau, Cho & Bengio, ICLR 2015; Xu et al., Show, Attend and Tell, ICML 2015",
+    year=2015,
+    time="N²",
+    memory="linear",
+    choose="the standard case: differentiable, deterministic, every key may contribute",
+    avoid="exact zeros are wanted (entmax, hard), or only a neighbourhood matters (local)",
+)
+class Soft(Alignment):
+    r"""Softmax over the allowed keys (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473).
+
+    $$a_{ij} = \frac{\exp(e_{ij} / \tau)}{\sum_l \exp(e_{il} / \tau)}$$
+
+    Called soft in vision (Xu et al. 2015) and global in translation (Luong et al. 2015): the same function. A row with
+    nothing to attend to weighs nothing.
+
+    Args:
+        temperature: $\tau > 0$; towards 0 the largest score takes all, towards infinity all weigh the same.
+        learnable: train it, through its logarithm so that it stays positive.
+
+    Example:
+        >>> from regard import Attention, Dot
+        >>> Attention(Dot(), Soft(temperature=0.5))(torch.randn(2, 3, 4), torch.randn(2, 5, 4)).shape
+        torch.Size([2, 3, 4])
+    """
+
+    def __init__(self, temperature: float = 1.0, learnable: bool = False) -> None:
+        super().__init__()
+        if not 0 < temperature < float("inf"):
+            raise ValueError(refusal("temperature", temperature, "a finite number > 0"))
+        self.temperature = float(temperature)
+        self.log_temperature = nn.Parameter(torch.tensor(self.temperature).log()) if learnable else None
+
+    @property
+    def temperature_of_softmax(self) -> float | Tensor:
+        return self.temperature if self.log_temperature is None else self.log_temperature.exp()
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        temperature = self.temperature_of_softmax
+        return softmax(scores if temperature == 1.0 else scores / temperature, mask)
+
+    def fold(self, tile: Tile) -> Fold:
+        return SoftFold(self.temperature_of_softmax)
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature}, learnable={self.log_temperature is not None}"

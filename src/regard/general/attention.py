@@ -1,0 +1,359 @@
+"""`Attention`: any score, any alignment, either dimensionality, in one module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard import catalog
+from regard._errors import nearest, refusal
+from regard.general.alignments import Alignment, Soft
+from regard.general.masks import Bound, Mask, Sizes, as_mask
+from regard.general.scores import Score
+from regard.ops import hooks
+from regard.ops.call import Bias, Call
+from regard.ops.dispatch import Dispatch, check_impl, choose, execute
+from regard.ops.random import draw_seed
+
+_PAPER = "Brauwers & Frasincar, A General Survey on Attention Mechanisms in Deep Learning, TKDE 2023"
+
+
+@catalog.register(
+    name="attention",
+    zh="注意力一般结构（注意力分布与期望）",
+    path="framework",
+    equation="c_i = Σ_j align(score(q_i, k_j)) v_j",
+    paper=_PAPER,
+    year=2023,
+    time="that of the score",
+    memory="linear (fused, blockwise)",
+    choose="always: every mechanism here is this one with its parts filled in",
+    avoid="nothing is to be selected: a mean is a constant score",
+)
+@catalog.register(
+    name="single-dimensional",
+    zh="单维注意力",
+    path="general/dimensionality",
+    equation="c_i = Σ_j a_ij v_j",
+    paper=_PAPER,
+    year=2015,
+    time="N² d_v",
+    memory="linear",
+    choose="the standard case: one weight for each key",
+    avoid="different features of the value should come from different keys",
+)
+@catalog.register(
+    name="multi-dimensional",
+    zh="多维注意力",
+    path="general/dimensionality",
+    equation="c_if = Σ_j a_ijf v_jf",
+    paper="Shen et al., DiSAN: Directional Self-Attention Network for RNN/CNN-Free Language Understanding, AAAI 2018",
+    year=2018,
+    time="N² d_w (activations) + N² d_w d_v",
+    memory="linear (blockwise); N² d_v dense",
+    choose="one weight for each key and feature: different features from different keys",
+    avoid="one weight says enough: d_v times the weights, and no dot-product kernel",
+)
+class Attention(nn.Module):
+    r"""The general attention (Brauwers & Frasincar 2023, https://arxiv.org/abs/2203.14263).
+
+    $$e_{ij} = \mathrm{score}(q_i, k_j) + b_{ij}, \qquad a_i = \mathrm{align}(e_i), \qquad c_i = \sum_j a_{ij} v_j$$
+
+    and, for a score with `features` (multi-dimensional), $c_{if} = \sum_j a_{ijf} v_{jf}$. Queries that may attend nothing get zeros;
+    keys that nobody may attend never matter, whatever they hold.
+
+    Args:
+        score: a score, or its name with the widths beside it (`score="additive", query_dim=…, key_dim=…, hidden_dim=…`).
+        align: an alignment, or its name.
+        key_map: applied to the keys before scoring, such as `nn.Linear`.
+        value_map: applied to the values before summing.
+        dropout: probability of dropping a weight while training.
+        impl: `auto`, `dense`, `blockwise` or `fused`; an explicit choice is obeyed or refused.
+        **options: arguments of a score or alignment that is given by name.
+
+    Example:
+        >>> attend = Attention(score="additive", query_dim=3, key_dim=5, hidden_dim=8)
+        >>> attend(torch.randn(2, 7, 3), torch.randn(2, 11, 5)).shape
+        torch.Size([2, 7, 5])
+        >>> attend(torch.randn(2, 3), torch.randn(2, 11, 5)).shape  # one query each
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        score: Score | str = "scaled-dot",
+        align: Alignment | str | None = None,
+        *,
+        key_map: nn.Module | None = None,
+        value_map: nn.Module | None = None,
+        dropout: float = 0.0,
+        impl: str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.score, self.align = _parts(score, Soft() if align is None else align, options)
+        self.key_map, self.value_map = key_map, value_map
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(refusal("dropout", dropout, "a probability, from 0 to 1"))
+        self.dropout, self.impl = float(dropout), check_impl(impl)
+
+    def forward(
+        self,
+        query: Float[Tensor, "..."] | None,
+        key: Float[Tensor, "*lead n dk"],
+        value: Float[Tensor, "*_ n dv"] | None = None,
+        *,
+        mask: Tensor | Mask | None = None,
+        bias: Tensor | Callable[[Tensor, Tensor], Tensor] | None = None,
+        start: int = 0,
+    ) -> Float[Tensor, "..."]:
+        """Read the values.
+
+        Args:
+            query: (..., Nq, d_q), as many axes as the key; or one axis fewer, or (d_q,), for a single query; None for a
+                score that needs none.
+            key: (..., N, d_k).
+            value: (..., N, d_v); the key when not given.
+            mask: True where a query may attend a key: booleans that broadcast to (..., Nq, N), or to (..., N) for a single
+                query; or a mask object such as `Causal() & Padding(lengths)`.
+            bias: added to the scores: a tensor that broadcasts to (..., Nq, N), or to (..., N) for a single query, or a
+                function of indices i (Nq, 1) and j (1, N).
+            start: position of the first query, for monotonic local alignment and a bias given as a function.
+
+        Returns:
+            Contexts (..., Nq, d_v), or (..., d_v) for a single query.
+        """
+        call = self.call(query, key, value, mask=mask, bias=bias, start=start)
+        call = hooks.changed(self, call)
+        context = execute(call, self.impl)
+        hooks.seen(self, call)
+        return context.squeeze(-2) if call.single else context
+
+    def call(
+        self,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor | None = None,
+        *,
+        mask: Tensor | Mask | None = None,
+        bias: Bias | None = None,
+        start: int = 0,
+    ) -> Call:
+        """Everything that decides the result, before anything is executed."""
+        query, value, single = _check_inputs(self.score, query, key, value)
+        lead = _lead(query, key, value, self.score)
+        sizes = Sizes(lead, 1 if query is None else query.shape[-2], key.shape[-2])
+        bound = _bind(mask, sizes, single, key.device)
+        bias = _check_bias(bias, sizes, single)
+        query, key, value = _without_unread(bound, query, key, value)
+        mapped = key if self.key_map is None else self.key_map(key)
+        value = value if self.value_map is None else self.value_map(value)
+        self.score.check_widths(query, mapped)
+        if self.score.features is not None and value.shape[-1] != self.score.features:
+            fix = "A multi-dimensional score has one weight for each feature of the value."
+            raise ValueError(refusal("value", f"width {value.shape[-1]}", f"features={self.score.features}", fix))
+        if torch.is_autocast_enabled(value.device.type) and value.dtype == torch.float32:
+            value = value.to(torch.get_autocast_dtype(value.device.type))
+        dropout = self.dropout if self.training else 0.0
+        random = dropout > 0.0 or self.align.needs_seed(self.training)
+        call = Call(
+            form=self.score.reduce(query, mapped),
+            value=value,
+            align=self.align,
+            query=query,
+            key=mapped,
+            mask=bound,
+            bias=bias,
+            dropout=dropout,
+            training=self.training,
+            start=start,
+            seed=draw_seed(value.device) if random else None,
+            single=single,
+        )
+        return call.with_(prepared=self.align.prepare(call))
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}, impl={self.impl!r}"
+
+
+def explain_dispatch(module: Attention, *args: Any, **kwargs: Any) -> Dispatch:
+    """Say which execution a call would take, and why, without running it.
+
+    Example:
+        >>> print(explain_dispatch(Attention("dot"), torch.randn(5, 4), torch.randn(7, 4)))
+        fused: plain bilinear scores under a softmax: one library call
+    """
+    if not isinstance(module, Attention):
+        raise TypeError(refusal("module", type(module).__name__, "an Attention"))
+    return choose(hooks.changed(module, module.call(*args, **kwargs)), module.impl)
+
+
+def _parts(score: Score | str, align: Alignment | str, options: dict[str, Any]) -> tuple[Score, Alignment]:
+    """Resolve names, and refuse options that no named part takes."""
+    used: set[str] = set()
+    named = [part for part in (score, align) if isinstance(part, str)]
+    if isinstance(score, str):
+        if options.get("features") is not None and not _takes(score, "features"):
+            fix = "Fix: use a score with parameters, such as 'additive' or 'general'."
+            raise ValueError(
+                refusal("features", options["features"], f"nothing, since {score!r} has no parameters", fix)
+            )
+        score, taken = catalog.build(score, "general/scoring", "score", options)
+        used |= taken
+    elif not isinstance(score, Score):
+        raise TypeError(refusal("score", type(score).__name__, "a Score or the name of one"))
+    if isinstance(align, str):
+        align, taken = catalog.build(align, "general/alignment", "align", options)
+        used |= taken
+    elif not isinstance(align, Alignment):
+        raise TypeError(refusal("align", type(align).__name__, "an Alignment or the name of one"))
+    for name in options:
+        if name not in used:
+            whose = " and ".join(repr(part) for part in named) or "an Attention of ready-made parts"
+            raise TypeError(refusal(name, repr(options[name]), f"an argument of {whose}", nearest(name, _arguments())))
+    return score, align
+
+
+def _takes(score: str, argument: str) -> bool:
+    entry = catalog.find(score, "general/scoring", "score")
+    return argument in entry.cls.__init__.__code__.co_varnames  # type: ignore[misc]
+
+
+def _arguments() -> set[str]:
+    names = {"key_map", "value_map", "dropout", "impl"}
+    for entry in catalog.entries("general"):
+        if issubclass(entry.cls, Score | Alignment):
+            names |= set(entry.cls.__init__.__code__.co_varnames)  # type: ignore[misc]
+    return names - {"self"}
+
+
+def _check_inputs(
+    score: Score, query: Tensor | None, key: Tensor, value: Tensor | None
+) -> tuple[Tensor | None, Tensor, bool]:
+    """The query with its axis, the value, and whether there was a single query; or a refusal."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x is None and name != "key":
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(refusal(name, type(x).__name__, "a tensor"))
+        if not x.dtype.is_floating_point:
+            raise TypeError(refusal(name, f"a tensor of {x.dtype}", "a floating-point tensor"))
+        if x.device != key.device:
+            raise ValueError(refusal(name, f"a tensor on {x.device}", f"the device of the key, {key.device}"))
+        if x.dtype != key.dtype and not torch.is_autocast_enabled(key.device.type):
+            raise TypeError(refusal(name, f"a tensor of {x.dtype}", f"the dtype of the key, {key.dtype}"))
+    if key.dim() < 2:
+        raise ValueError(refusal("key", f"shape {tuple(key.shape)}", "at least two axes, (..., N, d_k)"))
+    value = key if value is None else value
+    if value.dim() < 2 or value.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            refusal("value", f"shape {tuple(value.shape)}", f"as many rows as the key: (..., {key.shape[-2]}, d_v)")
+        )
+    parameter = next(score.parameters(), None)
+    if parameter is not None:
+        if parameter.device != key.device:
+            fix = f"Fix: module.to({str(key.device)!r})."
+            raise ValueError(
+                refusal("key", f"a tensor on {key.device}", f"the module's device, {parameter.device}", fix)
+            )
+        if parameter.dtype != key.dtype and not torch.is_autocast_enabled(key.device.type):
+            fix = "Fix: convert the module or the inputs, or use torch.autocast."
+            raise TypeError(refusal("key", f"a tensor of {key.dtype}", f"the module's dtype, {parameter.dtype}", fix))
+    if query is None:
+        if score.needs_query:
+            raise ValueError(refusal("query", None, f"a tensor: {type(score).__name__} compares queries with keys"))
+        return None, value, True
+    if query.dim() == key.dim():
+        return query, value, False
+    if query.dim() == 1 or query.dim() == key.dim() - 1:
+        return query.unsqueeze(-2), value, True
+    raise ValueError(
+        refusal(
+            "query",
+            f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}",
+            "as many axes as the key (many queries), one fewer, or one (a single query)",
+        )
+    )
+
+
+def _lead(query: Tensor | None, key: Tensor, value: Tensor, score: Score) -> tuple[int, ...]:
+    """The leading axes of the result."""
+    shapes = [key.shape[:-2], value.shape[:-2], *([] if query is None else [query.shape[:-2]])]
+    heads = score.head_shape
+    try:
+        lead = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        got = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(
+            refusal("key, value and query", f"leading axes {got}", "axes that broadcast together")
+        ) from None
+    try:
+        return tuple(torch.broadcast_shapes(lead, heads))
+    except RuntimeError:
+        fix = "Head axes are the last leading axes of the inputs: (batch, heads, N, d)."
+        raise ValueError(
+            refusal("key", f"leading axes {tuple(lead)}", f"axes that end in heads={heads}", fix)
+        ) from None
+
+
+def _bind(mask: Tensor | Mask | None, sizes: Sizes, single: bool, device: torch.device) -> Bound | None:
+    if mask is None:
+        return None
+    if single and isinstance(mask, Tensor) and mask.dim() >= 1:
+        mask = mask.unsqueeze(-2)
+    mask = as_mask(mask)
+    bound = mask.bind(sizes)
+    probe = bound.tile(range(0), range(0), device)
+    if probe.device != device:
+        raise ValueError(refusal("mask", f"a mask on {probe.device}", f"the device of the key, {device}"))
+    return bound
+
+
+def _check_bias(bias: Bias | None, sizes: Sizes, single: bool) -> Bias | None:
+    if bias is None or (callable(bias) and not isinstance(bias, Tensor)):
+        return bias
+    if not isinstance(bias, Tensor) or not bias.dtype.is_floating_point:
+        kind = f"a tensor of {bias.dtype}" if isinstance(bias, Tensor) else type(bias).__name__
+        fix = "Fix: booleans go to `mask=`." if "bool" in kind else ""
+        raise TypeError(refusal("bias", kind, "a floating-point tensor or a function of indices i and j", fix))
+    shown = tuple(bias.shape)
+    bias = bias.unsqueeze(-2) if single else bias
+    whole = (*sizes.lead, sizes.nq, sizes.n)
+    try:
+        fits = torch.broadcast_shapes(bias.shape, whole) == whole
+    except RuntimeError:
+        fits = False
+    if not fits:
+        expected = (*whole[:-2], whole[-1]) if single else whole
+        raise ValueError(refusal("bias", f"shape {shown}", f"a shape that broadcasts to {expected}"))
+    return bias[None] if bias.dim() == 1 else bias
+
+
+def _without_unread(
+    mask: Bound | None, query: Tensor | None, key: Tensor, value: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Zero what nobody may read, and queries that may read nothing: 0 x NaN is NaN, so it must not reach a product."""
+    if mask is None:
+        return query, key, value
+    keys, rows = mask.keys(key.device), mask.rows(key.device)
+    if keys is not None:
+        shared = value is key
+        key = _zero_fill(key, keys)
+        value = key if shared else _zero_fill(value, keys)
+    if query is not None and rows is not None:
+        query = _zero_fill(query, rows)
+    return query, key, value
+
+
+def _zero_fill(x: Tensor, keep: Tensor) -> Tensor:
+    """x (..., N, d) where keep (..., N) is true. What x shares along an axis is kept if any of its uses is."""
+    while keep.dim() > x.dim() - 1:
+        keep = keep.any(0)
+    for axis in range(-keep.dim(), -1):
+        if x.shape[axis - 1] == 1 and keep.shape[axis] > 1:
+            keep = keep.any(axis, keepdim=True)
+    return torch.where(keep.unsqueeze(-1), x, torch.zeros((), dtype=x.dtype, device=x.device))

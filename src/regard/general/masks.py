@@ -1,0 +1,473 @@
+"""Masks: which query may attend which key. True means *may attend*, everywhere.
+
+A mask is a boolean tensor that broadcasts to the scores, or one of these objects, which say the same without writing
+queries x keys booleans. They combine with `&` and `|`, with each other and with tensors:
+
+    >>> Causal() & Padding(torch.tensor([3, 5]))
+    Causal() & Padding(lengths=[3, 5])
+
+`bind` fixes the sizes of a call. A bound mask knows, exactly, which keys somebody may attend (`keys`) and which queries
+may attend something (`rows`): what nobody may read is zero-filled before anything is computed from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._errors import refusal
+
+_SCAN_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The axes of a call: leading, queries, keys."""
+
+    lead: tuple[int, ...]
+    nq: int
+    n: int
+
+
+class Mask:
+    """Base of all masks."""
+
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        return And(self, as_mask(other))
+
+    def __or__(self, other: Mask | Tensor) -> Mask:
+        return Or(self, as_mask(other))
+
+    def __rand__(self, other: Mask | Tensor) -> Mask:
+        return as_mask(other) & self
+
+    def __ror__(self, other: Mask | Tensor) -> Mask:
+        return as_mask(other) | self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let a tensor stand on the left of `&` and `|`."""
+        if func in (Tensor.__and__, Tensor.__rand__):
+            return as_mask(args[0]) & as_mask(args[1])
+        if func in (Tensor.__or__, Tensor.__ror__):
+            return as_mask(args[0]) | as_mask(args[1])
+        return NotImplemented
+
+    def bind(self, sizes: Sizes) -> Bound:
+        """The mask for a call of these sizes."""
+        raise NotImplementedError
+
+
+class Bound:
+    """A mask for a call of known sizes."""
+
+    sizes: Sizes
+    is_plain_causal = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.sizes.nq, self.sizes.n)
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        """Booleans that broadcast to (..., len(i), len(j))."""
+        raise NotImplementedError
+
+    def keys(self, device: torch.device) -> Tensor | None:
+        """Which keys at least one query may attend, (..., N); None for all."""
+        return self._scan(device)[1]
+
+    def rows(self, device: torch.device) -> Tensor | None:
+        """Which queries may attend at least one key, (..., Nq); None for all."""
+        return self._scan(device)[0]
+
+    def _scan(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Look at every pair, some rows at a time."""
+        nq, n = self.sizes.nq, self.sizes.n
+        step = max(1, _SCAN_ELEMENTS // max(1, math.prod(self.shape[:-2]) * n))
+        rows, keys = [], torch.zeros(n, dtype=torch.bool, device=device)
+        for i in range(0, nq, step):
+            part = range(i, min(i + step, nq))
+            tile = self.tile(part, range(n), device)
+            tile = tile.expand(*tile.shape[:-2], len(part), n)
+            rows.append(tile.any(-1))
+            keys = keys | tile.any(-2)
+        return (torch.cat(rows, -1) if rows else torch.zeros(0, dtype=torch.bool, device=device)), keys
+
+
+def as_mask(mask: Mask | Tensor) -> Mask:
+    """Wrap a boolean tensor; refuse anything else."""
+    if isinstance(mask, Mask):
+        return mask
+    if not isinstance(mask, Tensor):
+        raise TypeError(refusal("mask", type(mask).__name__, "a boolean tensor or a mask object such as Causal()"))
+    if mask.dtype != torch.bool:
+        raise TypeError(
+            refusal(
+                "mask",
+                f"a tensor of {mask.dtype}",
+                "torch.bool, True where a query may attend a key",
+                "Fix: compare or cast to bool; add numbers to the scores with `bias=` instead.",
+            )
+        )
+    return Pairs(mask)
+
+
+def _range(r: range, device: torch.device) -> Tensor:
+    return torch.arange(r.start, r.stop, device=device)
+
+
+class Pairs(Mask):
+    """A boolean tensor (..., Nq, N)."""
+
+    def __init__(self, allowed: Tensor) -> None:
+        self.allowed = allowed
+
+    def __repr__(self) -> str:
+        return f"Pairs{tuple(self.allowed.shape)}"
+
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        other = as_mask(other)
+        return Pairs(self.allowed & other.allowed) if isinstance(other, Pairs) else And(self, other)
+
+    def bind(self, sizes: Sizes) -> Bound:
+        shape, whole = tuple(self.allowed.shape), (*sizes.lead, sizes.nq, sizes.n)
+        if not _broadcasts(shape, whole):
+            fix = ""
+            if shape[-1:] == (sizes.n,) and len(shape) <= len(sizes.lead) + 1:
+                fix = "Fix: a mask of keys alone is regard.Keys(mask), or mask[:, None, :] for many queries."
+            raise ValueError(refusal("mask", f"shape {shape}", f"a shape that broadcasts to {whole}", fix))
+        return _BoundPairs(self.allowed, sizes)
+
+
+@dataclass(frozen=True)
+class _BoundPairs(Bound):
+    allowed: Tensor
+    sizes: Sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.allowed.shape)
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        allowed = self.allowed if self.allowed.dim() > 1 else self.allowed[None]
+        rows = slice(None) if allowed.shape[-2] == 1 else slice(i.start, i.stop)
+        columns = slice(None) if allowed.shape[-1] == 1 else slice(j.start, j.stop)
+        return allowed[..., rows, columns]
+
+    def keys(self, device: torch.device) -> Tensor:
+        allowed = self.tile(range(self.sizes.nq), range(self.sizes.n), device)
+        return allowed.any(-2).expand(*allowed.shape[:-2], self.sizes.n)
+
+    def rows(self, device: torch.device) -> Tensor:
+        allowed = self.tile(range(self.sizes.nq), range(self.sizes.n), device)
+        return allowed.any(-1).expand(*allowed.shape[:-2], self.sizes.nq)
+
+
+class Keys(Mask):
+    """The same keys for every query: booleans (..., N) whose leading axes are the first ones of the call.
+
+    Example:
+        >>> Keys(torch.tensor([[True, True, False]]))
+        Keys(1, 3)
+    """
+
+    def __init__(self, allowed: Tensor) -> None:
+        as_mask(allowed)
+        self.allowed = allowed
+
+    def __repr__(self) -> str:
+        return f"Keys{tuple(self.allowed.shape)}"
+
+    def bind(self, sizes: Sizes) -> Bound:
+        lead, n = tuple(self.allowed.shape[:-1]), self.allowed.shape[-1]
+        if n not in (1, sizes.n) or len(lead) > len(sizes.lead) or not _broadcasts(lead, sizes.lead[: len(lead)]):
+            whole = (*sizes.lead, sizes.n)
+            raise ValueError(refusal("mask", f"Keys of shape {(*lead, n)}", f"booleans over the keys, {whole}"))
+        allowed = self.allowed.reshape(*lead, *(1,) * (len(sizes.lead) - len(lead)), n)
+        return _BoundKeys(allowed.expand(*allowed.shape[:-1], sizes.n), sizes)
+
+
+@dataclass(frozen=True)
+class _BoundKeys(Bound):
+    allowed: Tensor  # (..., N)
+    sizes: Sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.allowed.shape[:-1], 1, self.sizes.n)
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        return self.allowed[..., None, j.start : j.stop]
+
+    def keys(self, device: torch.device) -> Tensor:
+        return self.allowed if self.sizes.nq else torch.zeros_like(self.allowed)
+
+    def rows(self, device: torch.device) -> Tensor:
+        alive = self.allowed.any(-1, keepdim=True)
+        return alive.expand(*alive.shape[:-1], self.sizes.nq)
+
+
+class Padding(Mask):
+    """The first `lengths` keys of each sequence, for sequences padded on the right.
+
+    Args:
+        lengths: true lengths; its axes are the first leading axes of the call.
+
+    Example:
+        >>> Padding(torch.tensor([3, 5]))
+        Padding(lengths=[3, 5])
+    """
+
+    def __init__(self, lengths: Tensor) -> None:
+        if not isinstance(lengths, Tensor) or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
+            kind = f"a tensor of {lengths.dtype}" if isinstance(lengths, Tensor) else type(lengths).__name__
+            raise TypeError(refusal("lengths", kind, "a tensor of integers"))
+        self.lengths = lengths
+
+    def __repr__(self) -> str:
+        return f"Padding(lengths={self.lengths.tolist()})"
+
+    def bind(self, sizes: Sizes) -> Bound:
+        positions = torch.arange(sizes.n, device=self.lengths.device)
+        return Keys(positions < self.lengths[..., None]).bind(sizes)
+
+
+class Band(Mask):
+    """Keys within some distance of the query: `low <= j - i <= high`.
+
+    When there are not as many queries as keys, the last query is aligned with the last key, as in cached decoding.
+    """
+
+    low: float
+    high: float
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+
+    def __repr__(self) -> str:
+        return f"Band(low={self.low}, high={self.high})"
+
+    def bind(self, sizes: Sizes) -> Bound:
+        return _BoundBand(self.low, self.high, sizes)
+
+
+@dataclass(frozen=True)
+class _BoundBand(Bound):
+    low: float
+    high: float
+    sizes: Sizes
+
+    @property
+    def offset(self) -> int:
+        return self.sizes.n - self.sizes.nq
+
+    @property
+    def is_plain_causal(self) -> bool:  # type: ignore[override]
+        return self.low == -math.inf and self.high == 0 and self.offset == 0
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        distance = _range(j, device) - (_range(i, device)[:, None] + self.offset)
+        return (distance >= self.low) & (distance <= self.high)
+
+    def keys(self, device: torch.device) -> Tensor:
+        j = torch.arange(self.sizes.n, device=device)
+        first = (j - self.high).clamp(min=self.offset)
+        last = (j - self.low).clamp(max=self.offset + self.sizes.nq - 1)
+        return first <= last
+
+    def rows(self, device: torch.device) -> Tensor:
+        i = torch.arange(self.sizes.nq, device=device) + self.offset
+        return (i + self.low).clamp(min=0) <= (i + self.high).clamp(max=self.sizes.n - 1)
+
+
+class Causal(Band):
+    """A query attends the keys up to its own position; the last query is aligned with the last key.
+
+    Example:
+        >>> Causal().bind(Sizes((), 2, 3)).tile(range(2), range(3), torch.device("cpu")).int().tolist()
+        [[1, 1, 0], [1, 1, 1]]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(-math.inf, 0)
+
+    def __repr__(self) -> str:
+        return "Causal()"
+
+
+class Window(Band):
+    """A query attends the keys at most `width` positions away from its own.
+
+    Example:
+        >>> Window(1)
+        Window(1)
+    """
+
+    def __init__(self, width: int) -> None:
+        if not isinstance(width, int) or width < 0:
+            raise ValueError(refusal("width", repr(width), "a whole number >= 0"))
+        super().__init__(-width, width)
+
+    def __repr__(self) -> str:
+        return f"Window({self.high})"
+
+
+class Directional(Band):
+    """Strictly earlier keys (`"forward"`) or strictly later ones (`"backward"`), as in DiSAN; never the own position.
+
+    Example:
+        >>> Directional("forward")
+        Directional('forward')
+    """
+
+    def __init__(self, direction: str) -> None:
+        if direction not in ("forward", "backward"):
+            raise ValueError(refusal("direction", repr(direction), "'forward' or 'backward'"))
+        self.direction = direction
+        super().__init__(*((-math.inf, -1) if direction == "forward" else (1, math.inf)))
+
+    def __repr__(self) -> str:
+        return f"Directional({self.direction!r})"
+
+
+class Where(Mask):
+    """Any relation of positions: a function of indices i (Nq, 1) and j (1, N) that gives booleans.
+
+    Example:
+        >>> apart = Where(lambda i, j: i != j)
+        >>> apart.bind(Sizes((), 2, 2)).tile(range(2), range(2), torch.device("cpu")).int().tolist()
+        [[0, 1], [1, 0]]
+    """
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        if not callable(function):
+            raise TypeError(refusal("function", type(function).__name__, "a function of indices i and j"))
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"Where({getattr(self.function, '__name__', self.function)})"
+
+    def bind(self, sizes: Sizes) -> Bound:
+        return _BoundWhere(self.function, sizes)
+
+
+@dataclass(frozen=True)
+class _BoundWhere(Bound):
+    function: Callable[[Tensor, Tensor], Tensor]
+    sizes: Sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.sizes.lead, self.sizes.nq, self.sizes.n)
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        allowed = self.function(_range(i, device)[:, None], _range(j, device)[None, :])
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
+            kind = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
+            raise TypeError(refusal("mask", f"Where(...) that gives {kind}", "a boolean tensor"))
+        return allowed
+
+
+class And(Mask):
+    """Allowed by both."""
+
+    def __init__(self, left: Mask, right: Mask) -> None:
+        self.left, self.right = left, right
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} & {self.right!r}"
+
+    def bind(self, sizes: Sizes) -> Bound:
+        left, right = self.left.bind(sizes), self.right.bind(sizes)
+        if isinstance(left, _BoundBand) and isinstance(right, _BoundBand):
+            return _BoundBand(max(left.low, right.low), min(left.high, right.high), sizes)
+        if isinstance(left, _BoundKeys) and isinstance(right, _BoundKeys):
+            return _BoundKeys(left.allowed & right.allowed, sizes)
+        return _BoundBoth(left, right, sizes)
+
+
+@dataclass(frozen=True)
+class _BoundBoth(Bound):
+    left: Bound
+    right: Bound
+    sizes: Sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.left.shape, self.right.shape))
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        return self.left.tile(i, j, device) & self.right.tile(i, j, device)
+
+    def keys(self, device: torch.device) -> Tensor | None:
+        band, keys = self._band_and_keys()
+        if band is None or keys is None:
+            return super().keys(device)
+        # Every query is allowed the same keys, so a key is read exactly if the band reaches it from some query.
+        return band.keys(device) & keys.allowed
+
+    def rows(self, device: torch.device) -> Tensor | None:
+        band, keys = self._band_and_keys()
+        if band is None or keys is None:
+            return super().rows(device)
+        # How many allowed keys lie before a position: the band of a query holds one exactly if the count grows over it.
+        before = torch.nn.functional.pad(keys.allowed.cumsum(-1), (1, 0))
+        i = torch.arange(self.sizes.nq, device=device) + band.offset
+        first = (i + band.low).clamp(0, self.sizes.n).long()
+        end = (i + band.high + 1).clamp(0, self.sizes.n).long()
+        return (before[..., end] > before[..., first]) & (end > first)
+
+    def _band_and_keys(self) -> tuple[_BoundBand | None, _BoundKeys | None]:
+        pair = (self.left, self.right)
+        band = next((part for part in pair if isinstance(part, _BoundBand)), None)
+        keys = next((part for part in pair if isinstance(part, _BoundKeys)), None)
+        return band, keys
+
+
+class Or(Mask):
+    """Allowed by either."""
+
+    def __init__(self, left: Mask, right: Mask) -> None:
+        self.left, self.right = left, right
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} | {self.right!r})"
+
+    def bind(self, sizes: Sizes) -> Bound:
+        return _BoundEither(self.left.bind(sizes), self.right.bind(sizes), sizes)
+
+
+@dataclass(frozen=True)
+class _BoundEither(Bound):
+    left: Bound
+    right: Bound
+    sizes: Sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.left.shape, self.right.shape))
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        return self.left.tile(i, j, device) | self.right.tile(i, j, device)
+
+    def keys(self, device: torch.device) -> Tensor | None:
+        return _either(self.left.keys(device), self.right.keys(device))
+
+    def rows(self, device: torch.device) -> Tensor | None:
+        return _either(self.left.rows(device), self.right.rows(device))
+
+
+def _either(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    return None if left is None or right is None else left | right
+
+
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether `shape` broadcasts to exactly `whole`, right-aligned."""
+    return len(shape) <= len(whole) and all(
+        size in (1, target) for size, target in zip(reversed(shape), reversed(whole), strict=False)
+    )

@@ -1,0 +1,91 @@
+"""What every score is: a module with parameters named as in its formula, that reduces to a form."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard._errors import refusal
+from regard.ops.forms import AdditiveForm, BilinearForm, Form
+
+Heads = int | tuple[int, ...]
+
+
+def head_axes(heads: Heads) -> tuple[int, ...]:
+    """Leading axes of the parameters: none for a single head."""
+    axes = (heads,) if isinstance(heads, int) else tuple(heads)
+    if any(size < 1 for size in axes):
+        raise ValueError(refusal("heads", heads, "numbers >= 1"))
+    return axes
+
+
+def width(name: str, value: int) -> int:
+    """Check a width."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(refusal(name, repr(value), "a whole number >= 1"))
+    return value
+
+
+def matrix(*shape: int) -> nn.Parameter:
+    """A Glorot-uniform matrix in the last two axes."""
+    bound = math.sqrt(6 / (shape[-1] + shape[-2]))
+    return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound))
+
+
+def vector(*shape: int) -> nn.Parameter:
+    """A uniform vector in the last axis, scaled so that a product with it keeps its size."""
+    bound = math.sqrt(3 / shape[-1])
+    return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound))
+
+
+def zeros(*shape: int) -> nn.Parameter:
+    """A bias."""
+    return nn.Parameter(torch.zeros(shape))
+
+
+class Score(nn.Module):
+    """How well a key answers a query, as a function of both.
+
+    `reduce` projects queries and keys once and gives a form, which the executions know; calling a score gives its
+    scores for all pairs, densely.
+    """
+
+    query_dim: int | None = None  # None: as wide as the key
+    key_dim: int | None = None  # None: as wide as the query
+    features: int | None = None  # scores per pair; None for a single-dimensional score
+    head_shape: tuple[int, ...] = ()  # leading axes of the parameters
+    needs_query = True
+
+    def reduce(self, query: Tensor | None, key: Tensor) -> Form:
+        """Project queries (..., Nq, d_q) and keys (..., N, d_k), and say what remains to be done for a pair."""
+        raise NotImplementedError
+
+    def forward(self, query: Float[Tensor, "*q nq dq"] | None, key: Float[Tensor, "*k n dk"]) -> Float[Tensor, "..."]:
+        """Scores (..., Nq, N), or (..., Nq, N, F) when multi-dimensional."""
+        form = self.reduce(query, key)
+        scores = form.scores(range(form.sizes[0]))
+        return scores.movedim(-3, -1) if form.multi else scores
+
+    def check_widths(self, query: Tensor | None, key: Tensor) -> None:
+        """Refuse widths that do not fit, naming the argument."""
+        if self.key_dim is not None and key.shape[-1] != self.key_dim:
+            raise ValueError(refusal("key", f"width {key.shape[-1]}", f"key_dim={self.key_dim}"))
+        if query is None:
+            return
+        if self.query_dim is not None and query.shape[-1] != self.query_dim:
+            raise ValueError(refusal("query", f"width {query.shape[-1]}", f"query_dim={self.query_dim}"))
+        if self.needs_query and self.query_dim is None and query.shape[-1] != key.shape[-1]:
+            raise ValueError(
+                refusal(
+                    "query",
+                    f"width {query.shape[-1]}",
+                    f"the width of the key, {key.shape[-1]}",
+                    "Fix: use General or Additive, which take different widths.",
+                )
+            )
+
+
+__all__ = ["AdditiveForm", "BilinearForm", "Form", "Heads", "Score", "head_axes", "matrix", "vector", "width", "zeros"]

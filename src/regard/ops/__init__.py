@@ -1,0 +1,1 @@
+"""The two forms a score reduces to, the call that holds one attention, and the executions of it."""

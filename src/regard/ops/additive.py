@@ -1,0 +1,231 @@
+r"""Scores of the additive form by tiles: nothing of size queries x keys x hidden is ever kept.
+
+$$E_{ij} = \sum_d w_d\, \mathrm{act}(a_{id} + u_{jd}) \qquad E_{ijf} = \sum_d W_{df}\, \mathrm{act}(a_{id} + u_{jd})$$
+
+Backward, from $G = dE$, with $z = a_i + u_j$ recomputed tile by tile and $t_{ijd} = (\sum_f G_{ijf} W_{df})\, \mathrm{act}'(z_{ijd})$:
+
+$$da_{id} = \sum_j t_{ijd} \qquad du_{jd} = \sum_i t_{ijd} \qquad dW_{df} = \sum_{ij} G_{ijf}\, \mathrm{act}(z_{ijd})$$
+
+For a logistic activation, $\mathrm{act}(z) = \alpha + \beta r$ with $r = 1/(1 + e^{\rho z})$ and $\mathrm{act}'(z) = -\beta\rho\, r(1 - r)$:
+the exponentials are factorised per token, so a pair costs a product and a reciprocal. That is exact while both factors are
+normal numbers; a tile in which they would not be takes the library's own function instead. Two registered operators, so
+that compiled graphs keep them whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from regard.ops.activations import Activation, activation
+
+# Large enough to amortise a dozen kernel launches; on a CPU small enough for its share of the cache.
+CPU_TILE_BYTES = 4 << 20
+GPU_TILE_BYTES = 256 << 20
+
+
+class VmapInfo(Protocol):
+    """What torch tells a vmap rule."""
+
+    batch_size: int
+    randomness: str
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """The operands with one flat leading axis, in the dtype of the arithmetic."""
+
+    a: Tensor  # (L, Nq, D)
+    u: Tensor  # (L, N, D)
+    weight: Tensor  # (L, D, F)
+
+    @staticmethod
+    def of(a: Tensor, u: Tensor, weight: Tensor) -> _Operands:
+        lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
+        dtype = torch.promote_types(a.dtype, torch.float32)
+
+        def flat(x: Tensor) -> Tensor:
+            return x.to(dtype).expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+
+        return _Operands(flat(a), flat(u), flat(weight))
+
+    def tiles(self) -> Iterator[tuple[slice, slice, slice]]:
+        """Boxes (leading, queries, keys) that fit the budget, several leading entries at once where they are small."""
+        (length, nq, width), n = self.a.shape, self.u.shape[1]
+        if 0 in (length, nq, n):
+            return
+        budget = CPU_TILE_BYTES if self.a.device.type == "cpu" else GPU_TILE_BYTES
+        hidden = max(1, budget // (self.a.element_size() * max(1, width)))
+        keys = min(n, hidden)
+        rows = min(nq, max(1, hidden // keys))
+        leads = max(1, hidden // (keys * rows)) if (keys, rows) == (n, nq) else 1
+        for b in range(0, length, leads):
+            for i in range(0, nq, rows):
+                for j in range(0, n, keys):
+                    yield slice(b, b + leads), slice(i, i + rows), slice(j, j + keys)
+
+
+class _Hidden:
+    """Computes the hidden layer of a tile, by the factorised exponentials where they are safe."""
+
+    def __init__(self, operands: _Operands, act: Activation) -> None:
+        self.act, self.a, self.u = act, operands.a, operands.u
+        self.factors: tuple[Tensor, Tensor] | None = None
+        if act.logistic is None or self.a.device.type != "cpu" or 0 in (self.a.numel(), self.u.numel()):
+            return
+        # Beyond this a factor underflows although the product is an ordinary number. (NaN compares false: unsafe.)
+        limit = 80.0 if self.a.dtype == torch.float32 else 700.0
+        rate = act.logistic.rate
+        self.a_unsafe = ~(self.a.abs().amax(-1) * rate <= limit)
+        self.u_unsafe = ~(self.u.abs().amax(-1) * rate <= limit)
+        self.all_safe = not bool(self.a_unsafe.any() | self.u_unsafe.any())
+        self.factors = torch.exp(self.a * rate), torch.exp(self.u * rate)
+
+    def reciprocal(self, box: tuple[slice, slice, slice]) -> Tensor | None:
+        """The r of the tile, or None where the range is unsafe or the activation is not logistic."""
+        b, i, j = box
+        if self.factors is None:
+            return None
+        if not self.all_safe and bool(self.a_unsafe[b, i].any() | self.u_unsafe[b, j].any()):
+            return None
+        left, right = self.factors
+        return torch.mul(left[b, i, None, :], right[b, None, j, :]).add_(1).reciprocal_()
+
+    def sums(self, box: tuple[slice, slice, slice]) -> Tensor:
+        b, i, j = box
+        return self.a[b, i, None, :] + self.u[b, None, j, :]
+
+
+def _matmul(hidden: Tensor, weight: Tensor) -> Tensor:
+    """(b, i, j, D) x (b, D, F) -> (b, F, i, j)."""
+    b, i, j, width = hidden.shape
+    return torch.bmm(hidden.view(b, i * j, width), weight).view(b, i, j, -1).movedim(-1, 1)
+
+
+@torch.library.custom_op("regard::additive_scores", mutates_args=())
+def additive_scores(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
+    """Scores (..., F, Nq, N) of a (..., Nq, D), u (..., N, D), weight (..., D, F), in float32 or wider."""
+    lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
+    x, function = _Operands.of(a, u, weight), activation(act)
+    hidden = _Hidden(x, function)
+    scores = x.a.new_empty(x.a.shape[0], x.weight.shape[-1], x.a.shape[1], x.u.shape[1])
+    for box in x.tiles():
+        b, i, j = box
+        r = hidden.reciprocal(box)
+        if r is None:
+            scores[b, :, i, j] = _matmul(function(hidden.sums(box)), x.weight[b])
+        else:
+            shift, gain, _ = function.logistic  # type: ignore[misc]
+            constant = shift * x.weight[b].sum(1)[..., None, None]
+            scores[b, :, i, j] = _matmul(r, gain * x.weight[b]) + constant
+    return scores.view(*lead, *scores.shape[1:])
+
+
+@additive_scores.register_fake
+def _(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
+    lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    return a.new_empty(*lead, weight.shape[-1], a.shape[-2], u.shape[-2], dtype=dtype)
+
+
+@torch.library.custom_op("regard::additive_scores_backward", mutates_args=())
+def additive_scores_backward(
+    grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `additive_scores` with respect to a, u and weight, in their own shapes and dtypes."""
+    x, function = _Operands.of(a, u, weight), activation(act)
+    assert function.derivative is not None
+    hidden = _Hidden(x, function)
+    grad = grad.to(x.a.dtype).reshape(-1, *grad.shape[-3:])
+    da, du, dweight = torch.zeros_like(x.a), torch.zeros_like(x.u), torch.zeros_like(x.weight)
+    for box in x.tiles():
+        b, i, j = box
+        g = grad[b, :, i, j].movedim(1, -1)  # (b, i, j, F)
+        flat = g.reshape(g.shape[0], -1, g.shape[-1])
+        r = hidden.reciprocal(box)
+        if r is None:
+            z = hidden.sums(box)
+            value, slope = function(z), function.derivative(z)
+        else:
+            shift, gain, rate = function.logistic  # type: ignore[misc]
+            value, slope = r * gain + shift, None
+        dweight[b] += torch.bmm(value.view(*flat.shape[:2], -1).mT, flat)
+        if slope is None:
+            # act' = -gain rate r (1 - r), written over r.
+            slope = r.addcmul_(r, r, value=-1).mul_(-gain * rate)
+        if g.shape[-1] == 1:
+            # One feature: w scales the sums over the tile, not the tile.
+            slope.mul_(g)
+            da[b, i] += slope.sum(2) * x.weight[b].mT
+            du[b, j] += slope.sum(1) * x.weight[b].mT
+        else:
+            slope.mul_(torch.bmm(flat, x.weight[b].mT).view_as(slope))
+            da[b, i] += slope.sum(2)
+            du[b, j] += slope.sum(1)
+    lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
+
+    def like(x: Tensor, original: Tensor) -> Tensor:
+        return x.view(*lead, *x.shape[1:]).sum_to_size(original.shape).to(original.dtype)
+
+    return like(da, a), like(du, u), like(dweight, weight)
+
+
+@additive_scores_backward.register_fake
+def _(grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(a), torch.empty_like(u), torch.empty_like(weight)
+
+
+def _remember(ctx: object, inputs: tuple[Tensor, Tensor, Tensor, str], output: Tensor) -> None:
+    a, u, weight, ctx.act = inputs  # type: ignore[attr-defined]
+    ctx.save_for_backward(a, u, weight)  # type: ignore[attr-defined]
+
+
+def _backward(ctx: object, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    a, u, weight = ctx.saved_tensors  # type: ignore[attr-defined]
+    return (*additive_scores_backward(grad, a, u, weight, ctx.act), None)  # type: ignore[attr-defined]
+
+
+def _no_double_backward(ctx: object, *grads: Tensor) -> None:
+    raise NotImplementedError(
+        "second derivatives of the additive form are not available in the blockwise execution. "
+        "Fix: use impl='dense', or run the forward inside regard.execution('dense')."
+    )
+
+
+additive_scores.register_autograd(_backward, setup_context=_remember)
+additive_scores_backward.register_autograd(_no_double_backward)
+
+
+def _mapped(size: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Give every operand the mapped axis in front of equally many leading axes; the operators broadcast those."""
+    rank = max(x.dim() - (dim is not None) for x, dim in zip(tensors, in_dims, strict=True))
+    moved = []
+    for x, dim in zip(tensors, in_dims, strict=True):
+        x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+        moved.append(x.reshape(size, *(1,) * (rank - x.dim() + 1), *x.shape[1:]))
+    return moved
+
+
+@additive_scores.register_vmap
+def _(info: VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> tuple[Tensor, int]:
+    *operands, act = args
+    a, u, weight = _mapped(info.batch_size, in_dims[:-1], tuple(operands))  # type: ignore[arg-type]
+    return additive_scores(a, u, weight, act), 0  # type: ignore[arg-type]
+
+
+@additive_scores_backward.register_vmap
+def _(info: VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    grad, *operands, act = args
+    # The gradient has one axis more, the feature, so it is aligned by itself.
+    (grad,) = _mapped(info.batch_size, in_dims[:1], (grad,))  # type: ignore[arg-type]
+    mapped = _mapped(info.batch_size, in_dims[1:-1], tuple(operands))  # type: ignore[arg-type]
+    grads = additive_scores_backward(grad, *mapped, act)  # type: ignore[arg-type]
+    shapes = [
+        x.shape if dim is None else x.movedim(dim, 0).shape[1:]  # type: ignore[attr-defined]
+        for x, dim in zip(operands, in_dims[1:-1], strict=True)
+    ]
+    return tuple(g.reshape(info.batch_size, *shape) for g, shape in zip(grads, shapes, strict=True)), (0, 0, 0)

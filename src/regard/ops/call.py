@@ -1,0 +1,164 @@
+"""One attention, as data: everything that decides its result, before any execution is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.ops.forms import Form, wide
+from regard.ops.random import DROPOUT, uniform
+
+Bias = Tensor | Callable[[Tensor, Tensor], Tensor]
+
+
+class Mask(Protocol):
+    """A mask bound to the sizes of a call: which of the queries i may attend which of the keys j."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole mask, were it written out."""
+        ...
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        """Booleans that broadcast to (..., len(i), len(j))."""
+        ...
+
+
+class Align(Protocol):
+    """What an execution needs of an alignment."""
+
+    @property
+    def temperature_of_softmax(self) -> float | Tensor | None:
+        """Of a plain softmax over the allowed keys; None for anything else."""
+        ...
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """Everything that decides one attention. Executions, recording and interventions are functions of it."""
+
+    form: Form
+    value: Tensor  # (..., N, d_v), keys that nobody attends zero-filled
+    align: Align
+    query: Tensor | None  # (..., Nq, d_q) as given; alignments may look at it
+    key: Tensor  # (..., N, d_k) as given, zero-filled like the value
+    mask: Mask | None = None
+    bias: Bias | None = None
+    dropout: float = 0.0  # already 0 outside training
+    training: bool = False
+    start: int = 0  # position of the first query
+    seed: Tensor | None = None  # drawn only when something is random
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+    single: bool = False  # the caller gave one query without its axis
+
+    def with_(self, **changes: Any) -> Call:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.form.lead, self.value.shape[:-2]))
+
+    @property
+    def nq(self) -> int:
+        return self.form.sizes[0]
+
+    @property
+    def n(self) -> int:
+        return self.form.sizes[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.value.device
+
+    def tile(self, i: range | None = None, j: range | None = None) -> Tile:
+        """The part of the call for some queries and keys; all of them by default."""
+        return Tile(self, range(self.nq) if i is None else i, range(self.n) if j is None else j)
+
+    def scores(self, i: range | None = None, *, tiled: bool = False) -> Tensor:
+        """Scores (..., [F], len(i), N) of complete rows, bias included, mask not applied."""
+        i = range(self.nq) if i is None else i
+        e = self.form.tiled(i) if tiled else self.form.scores(i)
+        bias = self.tile(i).bias()
+        return e if bias is None else e + bias
+
+    def weights(self, i: range | None = None, *, tiled: bool = False) -> Tensor:
+        """Weights (..., [F], len(i), N) of complete rows, before dropout."""
+        tile = self.tile(i)
+        return self.align.weights(self.scores(tile.i, tiled=tiled), tile.mask(), tile)
+
+    def read(self, weights: Tensor, i: range | None = None, *, drop: bool = True) -> Tensor:
+        """Sum the values by these weights of the queries i: (..., len(i), d_v) in the dtype of the values."""
+        if drop and self.dropout > 0.0:
+            weights = weights * self.tile(i).keep().to(weights.dtype)
+        value = self.value.to(weights.dtype)
+        if self.form.multi:
+            context = (weights @ value.mT[..., None]).squeeze(-1).mT
+        else:
+            context = weights @ value
+        return context.expand(*self.lead, *context.shape[-2:])
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some queries and some keys of a call, and what belongs to them."""
+
+    call: Call
+    i: range
+    j: range
+
+    def mask(self) -> Tensor | None:
+        """Booleans that broadcast to the scores of the tile, or None when everything is allowed."""
+        if self.call.mask is None:
+            return None
+        allowed = self.call.mask.tile(self.i, self.j, self.call.device)
+        return self.over_features(allowed)
+
+    def bias(self) -> Tensor | None:
+        """The b_ij of the tile, or None."""
+        bias = self.call.bias
+        if bias is None:
+            return None
+        if isinstance(bias, Tensor):
+            rows = slice(None) if bias.shape[-2] == 1 else slice(self.i.start, self.i.stop)
+            columns = slice(None) if bias.shape[-1] == 1 else slice(self.j.start, self.j.stop)
+            return self.over_features(wide(bias[..., rows, columns]))
+        i, j = self.positions()
+        return self.over_features(wide(bias(i + self.call.start, j)))
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Indices i (len(i), 1) and j (1, len(j))."""
+        device = self.call.device
+        i = torch.arange(self.i.start, self.i.stop, device=device)[:, None]
+        j = torch.arange(self.j.start, self.j.stop, device=device)[None, :]
+        return i, j
+
+    def over_features(self, x: Tensor) -> Tensor:
+        """Insert the feature axis into something shaped (..., Nq, N), where there is one."""
+        return x.unsqueeze(-3) if self.call.form.multi and x.dim() > 2 else x
+
+    def per_row(self, x: Tensor) -> Tensor:
+        """Cut (..., Nq) to the queries of the tile, shaped to broadcast over its scores."""
+        return self.over_features(x[..., self.i.start : self.i.stop, None])
+
+    def per_key(self, x: Tensor) -> Tensor:
+        """Cut (..., N) to the keys of the tile, shaped to broadcast over its scores."""
+        return self.over_features(x[..., None, self.j.start : self.j.stop])
+
+    def uniform(self, purpose: int) -> Tensor:
+        """Numbers in (0, 1), one for each weight of the tile, the same in whatever tile they are asked for."""
+        call = self.call
+        if call.seed is None:
+            raise RuntimeError("this call has no seed, but its alignment is random: prepare() must ask for one")
+        return uniform(call.seed, call.lead, call.form.features, self.i, self.j, purpose)
+
+    def keep(self) -> Tensor:
+        """Dropout factors of the tile: 0 or 1 / (1 - p)."""
+        p = self.call.dropout
+        return (self.uniform(DROPOUT) >= p) / (1.0 - p) if p < 1.0 else torch.zeros((), device=self.call.device)

@@ -1,0 +1,120 @@
+"""Which execution runs: an explicit choice is obeyed or refused, `auto` takes the cheapest that is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard._errors import nearest, refusal
+from regard.ops.blockwise import blockwise, panel_rows
+from regard.ops.call import Call
+from regard.ops.dense import dense
+from regard.ops.forms import AdditiveForm
+from regard.ops.fused import fused, why_not_fused, why_not_worthwhile
+
+IMPLS = ("auto", "dense", "blockwise", "fused")
+
+# Below this many hidden units in all, the equation itself is quicker than tiling it.
+SMALL_HIDDEN_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The execution that a call takes, and why."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Override:
+    impl: str
+    rows: int | None
+
+
+_overrides: list[_Override] = []
+
+
+def check_impl(impl: str) -> str:
+    """Return a known execution name, or refuse it."""
+    if impl not in IMPLS:
+        raise ValueError(refusal("impl", repr(impl), f"one of {', '.join(IMPLS)}", nearest(str(impl), IMPLS)))
+    return impl
+
+
+@contextmanager
+def execution(impl: str, *, panel: int | None = None) -> Iterator[None]:
+    """Choose the execution of every attention inside, whatever its constructor said.
+
+    Args:
+        impl: `auto`, `dense`, `blockwise` or `fused`.
+        panel: query rows of a blockwise panel; chosen from the memory budget when not given.
+
+    Example:
+        >>> import regard as rg
+        >>> attend, x = rg.Attention(rg.Dot()), torch.randn(2, 5, 4)
+        >>> with rg.execution("dense"):
+        ...     context = attend(x, x)
+    """
+    if panel is not None and panel < 1:
+        raise ValueError(refusal("panel", panel, "a number of rows >= 1"))
+    _overrides.append(_Override(check_impl(impl), panel))
+    try:
+        yield
+    finally:
+        _overrides.pop()
+
+
+def choose(call: Call, impl: str) -> Dispatch:
+    """Decide without running."""
+    if _overrides:
+        impl = _overrides[-1].impl
+    if impl == "fused":
+        reason = why_not_fused(call)
+        if reason is not None:
+            raise NotImplementedError(
+                f"impl='fused' is not available here: {reason}. Fix: use impl='auto', 'blockwise' or 'dense'."
+            )
+        return Dispatch("fused", "asked for")
+    if impl != "auto":
+        return Dispatch(impl, "asked for")
+    reason = why_not_fused(call) or why_not_worthwhile(call)
+    if reason is None:
+        return Dispatch("fused", "plain bilinear scores under a softmax: one library call")
+    if _is_small(call):
+        return Dispatch("dense", f"{reason}; small enough for the equation itself")
+    rows = _overrides[-1].rows if _overrides and _overrides[-1].rows else panel_rows(call)
+    return Dispatch("blockwise", f"{reason}; {math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows")
+
+
+def execute(call: Call, impl: str) -> Tensor:
+    """Run a call: (..., Nq, d_v) in the dtype of its values."""
+    path = choose(call, impl).path
+    device = call.device.type
+    if not torch.is_autocast_enabled(device):
+        return _run(call, path).to(call.value.dtype)
+    # The operands already have autocast's dtype; what is computed from them here must stay wide.
+    with torch.autocast(device, enabled=False):
+        return _run(call, path).to(call.value.dtype)
+
+
+def _run(call: Call, path: str) -> Tensor:
+    if path == "dense":
+        return dense(call)
+    if path == "fused":
+        return fused(call)
+    return blockwise(call, _overrides[-1].rows if _overrides else None)
+
+
+def _is_small(call: Call) -> bool:
+    pairs = math.prod(call.lead) * call.nq * call.n
+    width = call.form.a.shape[-1] if isinstance(call.form, AdditiveForm) else 1
+    return pairs * width <= SMALL_HIDDEN_ELEMENTS

@@ -1,0 +1,138 @@
+r"""The two forms that every score reduces to, after projecting queries and keys once.
+
+$$\text{bilinear:}\quad E_{ij} = \mathrm{act}(s\, q_i \cdot k_j + o) + \beta_i + \gamma_j \qquad
+  \text{additive:}\quad E_{ijf} = \sum_d W_{df}\, \mathrm{act}(a_{id} + u_{jd})$$
+
+A form holds tensors and an activation, never modules. `scores(i)` is the equation, `tiled(i)` the same without the
+queries x keys x hidden tensor. Both give (..., [F], len(i), N), keys last, in float32 or wider.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.ops.activations import Activation
+from regard.ops.additive import additive_scores
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32: scores and softmax statistics are never kept in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class BilinearForm:
+    """One dot product a pair; `multi` says that a feature axis stands before the query and key axes."""
+
+    query: Tensor  # (..., [F], Nq, d)
+    key: Tensor  # (..., [F or 1], N, d)
+    scale: float = 1.0
+    activation: Activation | None = None
+    offset: Tensor | None = None  # inside the activation, broadcasts to (..., [F], 1, 1)
+    query_bias: Tensor | None = None  # (..., Nq), outside; constant along keys
+    key_bias: Tensor | None = None  # (..., N), outside
+    multi: bool = False
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        axes = -3 if self.multi else -2
+        return tuple(torch.broadcast_shapes(self.query.shape[:axes], self.key.shape[:axes]))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.query.shape[-2], self.key.shape[-2]
+
+    @property
+    def features(self) -> int | None:
+        return self.query.shape[-3] if self.multi else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a fused dot-product attention computes it, up to a constant of each row."""
+        return self.activation is None or self.activation.is_identity
+
+    @property
+    def row_elements(self) -> int:
+        """Numbers that one query row needs at once, per leading index."""
+        return self.key.shape[-2] * (self.features or 1)
+
+    def scores(self, i: range) -> Tensor:
+        rows = slice(i.start, i.stop)
+        e = wide(self.query[..., rows, :]) @ wide(self.key).mT * self.scale
+        if self.offset is not None:
+            e = e + wide(self.offset)
+        if self.activation is not None:
+            e = self.activation(e)
+        if self.query_bias is not None:
+            e = e + self.query_bias[..., rows, None]
+        if self.key_bias is not None:
+            e = e + self.key_bias[..., None, :]
+        return e
+
+    tiled = scores
+
+
+@dataclass(frozen=True)
+class AdditiveForm:
+    """One activation a hidden unit and pair; `weight` None means that the hidden units are the features."""
+
+    a: Tensor  # (..., Nq, D)
+    u: Tensor  # (..., N, D)
+    weight: Tensor | None  # (..., D) single, (..., D, F) multi-dimensional
+    activation: Activation
+    multi: bool = False
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        shapes = [self.a.shape[:-2], self.u.shape[:-2]]
+        if self.weight is not None:
+            shapes.append(self.weight.shape[: -2 if self.multi else -1])
+        return tuple(torch.broadcast_shapes(*shapes))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.a.shape[-2], self.u.shape[-2]
+
+    @property
+    def features(self) -> int | None:
+        if not self.multi:
+            return None
+        return self.a.shape[-1] if self.weight is None else self.weight.shape[-1]
+
+    @property
+    def is_plain(self) -> bool:
+        return False
+
+    @property
+    def row_elements(self) -> int:
+        kept = self.features or 1
+        # An unknown activation has no tiled operator: its hidden layer stands in memory, panel by panel.
+        if self.weight is not None and self.activation.derivative is None:
+            kept = max(kept, self.a.shape[-1])
+        return self.u.shape[-2] * kept
+
+    def scores(self, i: range) -> Tensor:
+        a, u = wide(self.a[..., i.start : i.stop, :]), wide(self.u)
+        hidden = self.activation(a[..., :, None, :] + u[..., None, :, :])
+        if self.weight is None:
+            return hidden.movedim(-1, -3)
+        weight = wide(self.weight)
+        if self.multi:
+            return (hidden @ weight[..., None, :, :]).movedim(-1, -3)
+        return (hidden @ weight[..., None, :, None]).squeeze(-1)
+
+    def tiled(self, i: range) -> Tensor:
+        if self.weight is None or self.activation.derivative is None:
+            return self.scores(i)
+        a = self.a[..., i.start : i.stop, :]
+        weight = self.weight if self.multi else self.weight[..., None]
+        # One floating dtype for all three: autocast may have projected in half precision.
+        dtype = torch.promote_types(torch.promote_types(a.dtype, self.u.dtype), weight.dtype)
+        scores = additive_scores(a.to(dtype), self.u.to(dtype), weight.to(dtype), self.activation.spec)
+        return scores if self.multi else scores.squeeze(-3)
+
+
+Form = BilinearForm | AdditiveForm

@@ -1,0 +1,139 @@
+"""Fused execution of the plain bilinear softmax: torch's scaled dot-product attention, guarded.
+
+The library call gives NaN for a row with nothing to attend to, and takes one width for keys and values on the CPU. Both
+are mended here. Half-precision key biases (negative squared distance) are split into two exactly added columns.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.ops.call import Call
+from regard.ops.forms import BilinearForm
+
+# Above this a mask or bias that must be written out makes the call quadratic in memory: blockwise is better.
+WRITTEN_MASK_ELEMENTS = 1 << 26
+
+
+def why_not_fused(call: Call) -> str | None:
+    """The reason why this call has no fused execution, or None."""
+    if not isinstance(call.form, BilinearForm):
+        return "the additive form has no fused execution on this device"
+    if not call.form.is_plain:
+        return f"activation {call.form.activation.spec!r} on the scores"  # type: ignore[union-attr]
+    if call.align.temperature_of_softmax is None:
+        return f"alignment {type(call.align).__name__} is not a plain softmax"
+    if call.form.multi:
+        return "multi-dimensional weights"
+    if call.dropout > 0.0:
+        return "dropout is drawn by position, which the library call cannot do"
+    if _needs_bias_gradient(call):
+        return "the bias needs a gradient"
+    return None
+
+
+def why_not_worthwhile(call: Call) -> str | None:
+    """The reason why a fused execution exists but costs more memory than the blockwise one, or None."""
+    allowed = None if call.mask is None else _whole_mask_shape(call)
+    written = max(math.prod(allowed or ()), _bias_elements(call))
+    if written > WRITTEN_MASK_ELEMENTS:
+        return f"a mask or bias of {written} elements would have to be written out"
+    if 0 in (call.n, call.nq, *call.lead):
+        return "an empty axis"
+    return None
+
+
+def fused(call: Call) -> Tensor:
+    """Softmax attention by one library call."""
+    form = call.form
+    assert isinstance(form, BilinearForm)
+    lead, nq, n = call.lead, call.nq, call.n
+    if 0 in (n, nq, *lead):
+        return call.value.new_zeros(*lead, nq, call.value.shape[-1])
+    query, key, value, scale = form.query, form.key, call.value, form.scale
+    if form.key_bias is not None:
+        query, key = _with_key_bias(query, key, form.key_bias / scale)
+    temperature = call.align.temperature_of_softmax
+    if isinstance(temperature, Tensor):
+        query = query / temperature.to(query.dtype)
+    elif temperature is not None:
+        scale = scale / temperature
+    width = value.shape[-1]
+    if value.device.type == "cpu" and query.shape[-1] != width:
+        common = max(query.shape[-1], width)
+        query, key, value = (F.pad(x, (0, common - x.shape[-1])) for x in (query, key, value))
+    dtype = value.dtype
+    q, k, v = (_four_axes(x.to(dtype), lead) for x in (query, key, value))
+    mask, alive = _mask_and_rows(call, dtype)
+    causal = mask is None and call.mask is not None
+    context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    context = context.reshape(*lead, nq, -1)[..., :width]
+    return context if alive is None else torch.where(alive, context, torch.zeros_like(context))
+
+
+def _four_axes(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """(..., N, d) -> (batch, heads, N, d); more leading axes are folded into the heads."""
+    batch = lead[0] if lead else 1
+    return x.expand(*lead, *x.shape[-2:]).reshape(batch, -1, *x.shape[-2:])
+
+
+def _with_key_bias(query: Tensor, key: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+    """Append columns so that the product of the longer vectors carries a term of each key."""
+    columns = []
+    for _ in range(1 if key.dtype in (torch.float32, torch.float64) else 3):
+        column = rest.to(key.dtype)
+        rest = rest - column.to(rest.dtype)
+        columns.append(column)
+    ones = query.new_ones(*query.shape[:-1], len(columns))
+    extra = torch.stack(columns, -1).expand(*key.shape[:-1], len(columns))
+    return torch.cat([query, ones], -1), torch.cat([key, extra], -1)
+
+
+def _mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """The library's mask (None: everything, or causal), and which rows have anything to attend to."""
+    lead, tile = call.lead, call.tile()
+    if call.mask is None and call.bias is None:
+        return None, None
+    if call.bias is None and getattr(call.mask, "is_plain_causal", False):
+        return None, None
+    allowed, bias = tile.mask(), tile.bias()
+    if bias is None:
+        assert allowed is not None
+        alive = allowed.any(-1, keepdim=True)
+        return _mask_axes(allowed | ~alive, lead), alive
+    if allowed is not None:
+        bias = torch.where(allowed, bias, -math.inf)
+    alive = bias.amax(-1, keepdim=True) > -math.inf
+    return _mask_axes(torch.where(alive, bias, 0.0).to(dtype), lead), alive
+
+
+def _mask_axes(mask: Tensor, lead: tuple[int, ...]) -> Tensor:
+    mask = mask.reshape((1,) * (len(lead) + 2 - mask.dim()) + tuple(mask.shape))
+    if len(lead) > 2 and any(size > 1 for size in mask.shape[1:-2]):
+        mask = mask.expand(mask.shape[0], *lead[1:], *mask.shape[-2:])
+    return mask.reshape(mask.shape[0] if lead else 1, -1, *mask.shape[-2:])
+
+
+def _whole_mask_shape(call: Call) -> tuple[int, ...] | None:
+    """Shape of the mask that the library call would get; None where it needs none."""
+    if call.bias is None and getattr(call.mask, "is_plain_causal", False):
+        return None
+    assert call.mask is not None
+    return call.mask.shape
+
+
+def _bias_elements(call: Call) -> int:
+    if call.bias is None:
+        return 0
+    return math.prod(call.bias.shape) if isinstance(call.bias, Tensor) else call.nq * call.n
+
+
+def _needs_bias_gradient(call: Call) -> bool:
+    if call.bias is None or not torch.is_grad_enabled():
+        return False
+    # A function of indices may close over parameters; only calling it would tell.
+    return not isinstance(call.bias, Tensor) or call.bias.requires_grad

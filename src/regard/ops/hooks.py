@@ -1,0 +1,40 @@
+"""The one place where an attention meets its observers: what changes calls, and what looks at them.
+
+`regard.observe` fills these lists; attention modules only call `changed` and `seen`. The model itself is never modified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from regard.ops.call import Call
+
+Intervention = Callable[[nn.Module, Call], Call]
+Observer = Callable[[nn.Module, Call], None]
+
+interventions: list[Intervention] = []
+observers: list[Observer] = []
+
+
+def changed(module: nn.Module, call: Call) -> Call:
+    """The call after all interventions, in the order in which they were entered."""
+    if torch.compiler.is_compiling():
+        return call
+    for intervene in interventions:
+        call = intervene(module, call)
+    return call
+
+
+def seen(module: nn.Module, call: Call) -> None:
+    """Show the call to all observers; a recomputation inside a backward is not shown again."""
+    if torch.compiler.is_compiling() or not observers or _inside_backward():
+        return
+    for observe in observers:
+        observe(module, call)
+
+
+def _inside_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)

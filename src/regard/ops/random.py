@@ -1,0 +1,70 @@
+"""Counter-based randomness: the number drawn for a position depends on nothing but the seed and the position.
+
+Philox 4x32-10 (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405), keyed by the seed, counting
+(key index / 4, query index, leading index, feature and purpose). Whoever computes the weight of query i on key j, in
+whatever order, on whatever device, draws the same number for it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_LOW = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+# What a number is drawn for; part of the counter, so that dropout and sampling never share a number.
+SAMPLE, DROPOUT, SELECT, PERMUTE = range(4)
+_PURPOSES = 4
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """A fresh 63-bit seed from torch's generator, left on the device."""
+    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+
+
+def philox(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four 32-bit words (held in int64) for each counter."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = seed & _LOW, (seed >> 32) & _LOW
+    for _ in range(_ROUNDS):
+        # A 32 x 32 bit product wraps in int64, but its two halves come out right.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def uniform(seed: Tensor, lead: tuple[int, ...], features: int | None, i: range, j: range, purpose: int) -> Tensor:
+    """Numbers in (0, 1) of shape (*lead, [features], len(i), len(j)), float32.
+
+    Example:
+        >>> whole = uniform(torch.tensor([7]), (2,), None, range(3), range(10), SAMPLE)
+        >>> tile = uniform(torch.tensor([7]), (2,), None, range(1, 3), range(5, 9), SAMPLE)
+        >>> torch.equal(whole[:, 1:, 5:9], tile)
+        True
+    """
+    device, wide = seed.device, 1 if features is None else features
+    if len(j) == 0:
+        return torch.empty(*lead, *(() if features is None else (wide,)), len(i), 0, device=device)
+    first = j.start // 4
+    groups = torch.arange(first, (j.stop - 1) // 4 + 1, device=device)
+    rows = torch.arange(i.start, i.stop, device=device)[:, None]
+    feature = torch.arange(wide, device=device)[:, None, None] * _PURPOSES + purpose
+    index = torch.arange(math.prod(lead), device=device)[:, None, None, None]
+    words = philox(seed, (groups, rows, index, feature))
+    drawn = torch.stack(torch.broadcast_tensors(*words), -1).flatten(-2)
+    drawn = drawn[..., j.start - 4 * first : j.stop - 4 * first]
+    # 23 bits and a half step: exactly representable in float32, so never rounded to 0 or 1.
+    numbers = ((drawn >> 9).to(torch.float32) + 0.5) * 2.0**-23
+    shape = (*lead, *(() if features is None else (wide,)), len(i), len(j))
+    return numbers.reshape(shape)
+
+
+def gumbel(numbers: Tensor) -> Tensor:
+    """Standard Gumbel noise from uniform numbers."""
+    return -torch.log(-torch.log(numbers))
