@@ -60,9 +60,18 @@ def register(*, preset: Mapping[str, Any] | None = None, **facts: Any) -> Callab
 
 def entries(category: str | None = None) -> Iterator[Entry]:
     """All entries, or those under a place of the taxonomy (`"general"`, `"general/scoring"`)."""
-    for entry in _entries.values():
+    for entry in sorted(_entries.values(), key=_order):
         if category is None or entry.path == category or entry.path.startswith(category + "/"):
             yield entry
+
+
+_PLACES = ("framework", "general/scoring", "general/alignment", "general/dimensionality", "general", "feature", "query")
+
+
+def _order(entry: Entry) -> tuple[int, str, int, str]:
+    """By place in the taxonomy, then by age."""
+    place = next((k for k, place in enumerate(_PLACES) if entry.path.startswith(place)), len(_PLACES))
+    return place, entry.path, entry.year, entry.name
 
 
 def categories() -> list[str]:
@@ -100,20 +109,18 @@ def find(name: str, category: str | None = None, argument: str = "name") -> Entr
     raise ValueError(refusal(argument, repr(name), where, nearest(canonical(name), known)))
 
 
+def arguments(entry: Entry) -> dict[str, inspect.Parameter]:
+    """What the constructor of an entry takes, by name."""
+    parameters = inspect.signature(entry.cls).parameters
+    return {key: p for key, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
 def build(name: str, category: str, argument: str, options: Mapping[str, Any]) -> tuple[Any, set[str]]:
     """Make an instance by name from those options that its constructor knows; also tell which they were."""
     entry = find(name, category, argument)
-    parameters = inspect.signature(entry.cls.__init__).parameters  # type: ignore[misc]
+    parameters = arguments(entry)
     used = {key for key in options if key in parameters}
-    missing = [
-        key
-        for key, parameter in parameters.items()
-        if key != "self"
-        and parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and key not in used
-        and key not in entry.preset
-    ]
+    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in {*used, *entry.preset}]
     if missing:
         needs = ", ".join(f"{key}=…" for key in missing)
         raise TypeError(

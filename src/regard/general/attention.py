@@ -103,14 +103,14 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "..."] | None,
+        query: Float[Tensor, "*any"] | None,
         key: Float[Tensor, "*lead n dk"],
         value: Float[Tensor, "*_ n dv"] | None = None,
         *,
         mask: Tensor | Mask | None = None,
         bias: Tensor | Callable[[Tensor, Tensor], Tensor] | None = None,
         start: int = 0,
-    ) -> Float[Tensor, "..."]:
+    ) -> Float[Tensor, "*any"]:
         """Read the values.
 
         Args:
@@ -202,33 +202,36 @@ def _parts(score: Score | str, align: Alignment | str, options: dict[str, Any]) 
             raise ValueError(
                 refusal("features", options["features"], f"nothing, since {score!r} has no parameters", fix)
             )
-        score, taken = catalog.build(score, "general/scoring", "score", options)
+        built_score, taken = catalog.build(score, "general/scoring", "score", options)
         used |= taken
-    elif not isinstance(score, Score):
+    elif isinstance(score, Score):
+        built_score = score
+    else:
         raise TypeError(refusal("score", type(score).__name__, "a Score or the name of one"))
     if isinstance(align, str):
-        align, taken = catalog.build(align, "general/alignment", "align", options)
+        built_align, taken = catalog.build(align, "general/alignment", "align", options)
         used |= taken
-    elif not isinstance(align, Alignment):
+    elif isinstance(align, Alignment):
+        built_align = align
+    else:
         raise TypeError(refusal("align", type(align).__name__, "an Alignment or the name of one"))
     for name in options:
         if name not in used:
             whose = " and ".join(repr(part) for part in named) or "an Attention of ready-made parts"
             raise TypeError(refusal(name, repr(options[name]), f"an argument of {whose}", nearest(name, _arguments())))
-    return score, align
+    return built_score, built_align
 
 
 def _takes(score: str, argument: str) -> bool:
-    entry = catalog.find(score, "general/scoring", "score")
-    return argument in entry.cls.__init__.__code__.co_varnames  # type: ignore[misc]
+    return argument in catalog.arguments(catalog.find(score, "general/scoring", "score"))
 
 
 def _arguments() -> set[str]:
     names = {"key_map", "value_map", "dropout", "impl"}
     for entry in catalog.entries("general"):
         if issubclass(entry.cls, Score | Alignment):
-            names |= set(entry.cls.__init__.__code__.co_varnames)  # type: ignore[misc]
-    return names - {"self"}
+            names |= set(catalog.arguments(entry))
+    return names
 
 
 def _check_inputs(
@@ -350,7 +353,7 @@ def _without_unread(
 
 
 def _zero_fill(x: Tensor, keep: Tensor) -> Tensor:
-    """x (..., N, d) where keep (..., N) is true. What x shares along an axis is kept if any of its uses is."""
+    """Keep x (..., N, d) where keep (..., N) is true. What x shares along an axis is kept if any of its uses is."""
     while keep.dim() > x.dim() - 1:
         keep = keep.any(0)
     for axis in range(-keep.dim(), -1):

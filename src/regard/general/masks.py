@@ -77,6 +77,10 @@ class Bound:
         """Booleans that broadcast to (..., len(i), len(j))."""
         raise NotImplementedError
 
+    def also(self, other: Bound) -> Bound:
+        """Allowed by both."""
+        return _both(self, other, self.sizes)
+
     def keys(self, device: torch.device) -> Tensor | None:
         """Which keys at least one query may attend, (..., N); None for all."""
         return self._scan(device)[1]
@@ -383,12 +387,15 @@ class And(Mask):
         return f"{self.left!r} & {self.right!r}"
 
     def bind(self, sizes: Sizes) -> Bound:
-        left, right = self.left.bind(sizes), self.right.bind(sizes)
-        if isinstance(left, _BoundBand) and isinstance(right, _BoundBand):
-            return _BoundBand(max(left.low, right.low), min(left.high, right.high), sizes)
-        if isinstance(left, _BoundKeys) and isinstance(right, _BoundKeys):
-            return _BoundKeys(left.allowed & right.allowed, sizes)
-        return _BoundBoth(left, right, sizes)
+        return _both(self.left.bind(sizes), self.right.bind(sizes), sizes)
+
+
+def _both(left: Bound, right: Bound, sizes: Sizes) -> Bound:
+    if isinstance(left, _BoundBand) and isinstance(right, _BoundBand):
+        return _BoundBand(max(left.low, right.low), min(left.high, right.high), sizes)
+    if isinstance(left, _BoundKeys) and isinstance(right, _BoundKeys):
+        return _BoundKeys(left.allowed & right.allowed, sizes)
+    return _BoundBoth(left, right, sizes)
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,9 @@ _WITH_PARAMETER: dict[str, tuple[Callable[[float], Activation], float]] = {
 
 
 def activation(spec: str | Callable[[Tensor], Tensor] | Activation) -> Activation:
-    """Resolve a name, a name with a parameter, or any callable.
+    r"""Resolve a name, a name with a parameter, or any callable.
 
-    `"tanh:5"` is $5\\tanh(z/5)$, `"leaky_relu:0.2"` has slope 0.2 below zero (also the default), `"elu:1"` has $\\alpha = 1$.
+    `"tanh:5"` is $5\tanh(z/5)$, `"leaky_relu:0.2"` has slope 0.2 below zero (also the default), `"elu:1"` has $\alpha = 1$.
 
     Example:
         >>> activation("tanh")(torch.zeros(1)).item()

@@ -6,7 +6,7 @@ Backward, from $G = dE$, with $z = a_i + u_j$ recomputed tile by tile and $t_{ij
 
 $$da_{id} = \sum_j t_{ijd} \qquad du_{jd} = \sum_i t_{ijd} \qquad dW_{df} = \sum_{ij} G_{ijf}\, \mathrm{act}(z_{ijd})$$
 
-For a logistic activation, $\mathrm{act}(z) = \alpha + \beta r$ with $r = 1/(1 + e^{\rho z})$ and $\mathrm{act}'(z) = -\beta\rho\, r(1 - r)$:
+For a logistic activation, $\mathrm{act}(z) = \alpha + \beta r$, where $r = 1/(1 + e^{\rho z})$, $\mathrm{act}'(z) = -\beta\rho\, r(1 - r)$:
 the exponentials are factorised per token, so a pair costs a product and a reciprocal. That is exact while both factors are
 normal numbers; a tile in which they would not be takes the library's own function instead. Two registered operators, so
 that compiled graphs keep them whole.
@@ -149,12 +149,11 @@ def additive_scores_backward(
         r = hidden.reciprocal(box)
         if r is None:
             z = hidden.sums(box)
-            value, slope = function(z), function.derivative(z)
+            dweight[b] += torch.bmm(function(z).view(*flat.shape[:2], -1).mT, flat)
+            slope = function.derivative(z)
         else:
             shift, gain, rate = function.logistic  # type: ignore[misc]
-            value, slope = r * gain + shift, None
-        dweight[b] += torch.bmm(value.view(*flat.shape[:2], -1).mT, flat)
-        if slope is None:
+            dweight[b] += torch.bmm((r * gain + shift).view(*flat.shape[:2], -1).mT, flat)
             # act' = -gain rate r (1 - r), written over r.
             slope = r.addcmul_(r, r, value=-1).mul_(-gain * rate)
         if g.shape[-1] == 1:
@@ -214,7 +213,7 @@ def _mapped(size: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor, .
 def _(info: VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> tuple[Tensor, int]:
     *operands, act = args
     a, u, weight = _mapped(info.batch_size, in_dims[:-1], tuple(operands))  # type: ignore[arg-type]
-    return additive_scores(a, u, weight, act), 0  # type: ignore[arg-type]
+    return additive_scores(a, u, weight, act), 0
 
 
 @additive_scores_backward.register_vmap
@@ -223,7 +222,7 @@ def _(info: VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> tuple[t
     # The gradient has one axis more, the feature, so it is aligned by itself.
     (grad,) = _mapped(info.batch_size, in_dims[:1], (grad,))  # type: ignore[arg-type]
     mapped = _mapped(info.batch_size, in_dims[1:-1], tuple(operands))  # type: ignore[arg-type]
-    grads = additive_scores_backward(grad, *mapped, act)  # type: ignore[arg-type]
+    grads = additive_scores_backward(grad, *mapped, act)
     shapes = [
         x.shape if dim is None else x.movedim(dim, 0).shape[1:]  # type: ignore[attr-defined]
         for x, dim in zip(operands, in_dims[1:-1], strict=True)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.ops.call import Call
+
+T = TypeVar("T")
 
 # Scores of one panel. A backward needs a handful of such arrays at once.
 CPU_PANEL_ELEMENTS = 1 << 21
@@ -26,20 +29,21 @@ def panel_rows(call: Call) -> int:
     return max(1, budget // max(1, math.prod(call.lead) * call.form.row_elements))
 
 
-def over_rows(call: Call, part: Callable[[range], Tensor], axis: int, rows: int | None = None) -> Tensor:
-    """Compute something for all queries panel by panel, and join the panels along the axis of the queries.
+def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -> list[T]:
+    """Compute something of all queries panel by panel.
 
     One panel alone keeps what its backward needs; several are recomputed there.
     """
     rows = panel_rows(call) if rows is None else rows
     if rows >= call.nq:
-        return part(range(call.nq))
+        return [part(range(call.nq))]
     panels = [range(i, min(i + rows, call.nq)) for i in range(0, call.nq, rows)]
     if not torch.is_grad_enabled():
-        return torch.cat([part(i) for i in panels], axis)
-    return torch.cat([checkpoint(part, i, use_reentrant=False, preserve_rng_state=False) for i in panels], axis)
+        return [part(i) for i in panels]
+    return [checkpoint(part, i, use_reentrant=False, preserve_rng_state=False) for i in panels]
 
 
 def blockwise(call: Call, rows: int | None = None) -> Tensor:
     """Attend panel by panel."""
-    return over_rows(call, lambda i: call.read(call.weights(i, tiled=True), i), -2, rows)
+    panels = over_rows(call, lambda i: call.read(call.weights(i, tiled=True), i), rows)
+    return panels[0] if len(panels) == 1 else torch.cat(panels, -2)

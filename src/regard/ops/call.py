@@ -27,6 +27,10 @@ class Mask(Protocol):
         """Booleans that broadcast to (..., len(i), len(j))."""
         ...
 
+    def keys(self, device: torch.device) -> Tensor | None:
+        """Which keys at least one query may attend, (..., N); None for all."""
+        ...
+
 
 class Align(Protocol):
     """What an execution needs of an alignment."""
@@ -36,7 +40,17 @@ class Align(Protocol):
         """Of a plain softmax over the allowed keys; None for anything else."""
         ...
 
-    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor: ...
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        """Weights of complete rows."""
+        ...
+
+    def log_prob(self, call: Call) -> Tensor | None:
+        """Log-probability of what was sampled; None where nothing is."""
+        ...
+
+    def policy_entropy(self, call: Call) -> Tensor | None:
+        """Entropy of the distribution that was sampled from."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class AdditiveForm:
         weight = self.weight if self.multi else self.weight[..., None]
         # One floating dtype for all three: autocast may have projected in half precision.
         dtype = torch.promote_types(torch.promote_types(a.dtype, self.u.dtype), weight.dtype)
-        scores = additive_scores(a.to(dtype), self.u.to(dtype), weight.to(dtype), self.activation.spec)
+        scores: Tensor = additive_scores(a.to(dtype), self.u.to(dtype), weight.to(dtype), self.activation.spec)
         return scores if self.multi else scores.squeeze(-3)
 
 

@@ -98,7 +98,7 @@ class Hard(Alignment):
 
     def choice(self, call: Call) -> Tensor:
         """Index that is read, (..., [F], Nq); -1 where nothing may be."""
-        return over_rows(call, lambda i: self._sampled(call, i), -1)
+        return torch.cat(over_rows(call, lambda i: self._sampled(call, i)), -1)
 
     def log_prob(self, call: Call) -> Tensor:
         def chosen(i: range) -> Tensor:
@@ -108,14 +108,14 @@ class Hard(Alignment):
             picked = log_p.gather(-1, index.clamp(min=0).unsqueeze(-1)).squeeze(-1)
             return torch.where(index >= 0, picked, 0.0)
 
-        return over_rows(call, chosen, -1)
+        return torch.cat(over_rows(call, chosen), -1)
 
     def policy_entropy(self, call: Call) -> Tensor:
         def entropy(i: range) -> Tensor:
             log_p = self._log_policy(call, i)
             return -(log_p.exp() * torch.where(log_p > -math.inf, log_p, 0.0)).sum(-1)
 
-        return over_rows(call, entropy, -1)
+        return torch.cat(over_rows(call, entropy), -1)
 
     def _sampled(self, call: Call, i: range) -> Tensor:
         tile = call.tile(i)

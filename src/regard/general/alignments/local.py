@@ -54,11 +54,11 @@ class Local(Alignment):
 
     $$\Omega_i = \{\, j \text{ allowed} : \lceil p_i - D \rceil \le j \le \lfloor p_i + D \rfloor \,\}, \qquad \sigma = D/2$$
 
-    `monotonic` takes $p_i = i$ (local-m); `predictive` takes $p_i = S\, \mathrm{sigmoid}(w_p \cdot \tanh(W_p q_i))$ with the true length $S$ of
-    the sequence (local-p), and learns $W_p \in \mathbb{R}^{d_p \times d_q}$, $w_p \in \mathbb{R}^{d_p}$ through the Gaussian alone. Positions count
-    from 0. Where the window holds nothing, it is the one allowed key nearest to $p$. As in the paper, weights are not
-    renormalised after the Gaussian (they sum to at most one); `renormalize` does, which is the same as adding
-    $-(j-p)^2/2\sigma^2$ to the scores. The paper's local-m has no Gaussian.
+    `monotonic` takes $p_i = i$ (local-m); `predictive` takes $p_i = S\, \mathrm{sigmoid}(w_p \cdot \tanh(W_p q_i))$ with the true
+    length $S$ of the sequence (local-p), and learns $W_p \in \mathbb{R}^{d_p \times d_q}$, $w_p \in \mathbb{R}^{d_p}$ through the Gaussian
+    alone. Positions count from 0. Where the window holds nothing, it is the one allowed key nearest to $p$. As in the
+    paper, weights are not renormalised after the Gaussian (they sum to at most one); `renormalize` does, which is the
+    same as adding $-(j-p)^2/2\sigma^2$ to the scores. The paper's local-m has no Gaussian.
 
     Args:
         window: $D \ge 0$, the half-width.

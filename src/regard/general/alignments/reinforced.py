@@ -38,9 +38,9 @@ class Reinforced(Alignment):
     $$\pi_j = \mathrm{sigmoid}(w \cdot \mathrm{elu}(W f_j + b) + c), \qquad z_j \sim \mathrm{Bernoulli}(\pi_j), \qquad
       a_i = \mathrm{softmax}(e_i + \log z)$$
 
-    with $f_j = k_j$, or $[k_j; \bar k; k_j \odot \bar k]$ when `context` is set. Every token is decided in parallel. The choice has no gradient:
-    `regard.reinforce(trace, reward)` gives the policy its loss, with $\log p(z) = \sum_j z_j \log \pi_j + (1 - z_j) \log(1 - \pi_j)$ over
-    the keys that may be attended. Where the subset holds nothing that a row may attend, the row is the mean of what it
+    with $f_j = k_j$, or $[k_j; \bar k; k_j \odot \bar k]$ when `context` is set. Every token is decided in parallel. The choice
+    has no gradient: `regard.reinforce(trace, reward)` gives the policy its loss, with
+    $\log p(z) = \sum_j z_j \log \pi_j + (1 - z_j) \log(1 - \pi_j)$ over the keys that may be attended. Where the subset holds nothing that a row may attend, the row is the mean of what it
     may. In evaluation $z_j = [\pi_j > 1/2]$, or a sample.
 
     Set `selecting = False` to start training with everything selected, as the authors do.

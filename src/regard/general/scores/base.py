@@ -63,7 +63,9 @@ class Score(nn.Module):
         """Project queries (..., Nq, d_q) and keys (..., N, d_k), and say what remains to be done for a pair."""
         raise NotImplementedError
 
-    def forward(self, query: Float[Tensor, "*q nq dq"] | None, key: Float[Tensor, "*k n dk"]) -> Float[Tensor, "..."]:
+    def forward(
+        self, query: Float[Tensor, "*q nq dq"] | None, key: Float[Tensor, "*k n dk"]
+    ) -> Float[Tensor, "*scores"]:
         """Scores (..., Nq, N), or (..., Nq, N, F) when multi-dimensional."""
         form = self.reduce(query, key)
         scores = form.scores(range(form.sizes[0]))

@@ -1,0 +1,127 @@
+"""What can be asked of a recorded call, each as a function of complete rows, so that one pass serves several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._errors import nearest, refusal
+from regard.ops.blockwise import over_rows
+from regard.ops.call import Call, Tile
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Complete rows of a call: scores before the mask, the mask, and the weights."""
+
+    tile: Tile
+    scores: Tensor  # (..., [F], rows, N)
+    mask: Tensor | None
+    weights: Tensor  # (..., [F], rows, N)
+
+
+@dataclass(frozen=True)
+class Field:
+    """How a field is computed from rows, and on which axis it has the rows (None: they are summed over)."""
+
+    of_rows: Callable[[Rows, Any], Tensor]
+    axis: int | None
+    argument: Any = None  # the default of what it takes
+
+
+def entropy(rows: Rows, _: Any) -> Tensor:
+    """Entropy of the weights of each query, in nats."""
+    a = rows.weights
+    return -torch.where(a > 0, a * torch.where(a > 0, a, 1.0).log(), 0.0).sum(-1)
+
+
+def log_sum_exp(rows: Rows, _: Any) -> Tensor:
+    """Log-sum-exp of the allowed scores of each query; minus infinity where there are none."""
+    scores = rows.scores if rows.mask is None else torch.where(rows.mask, rows.scores, -math.inf)
+    return scores.logsumexp(-1)
+
+
+def expected_position(rows: Rows, _: Any) -> Tensor:
+    """Mean index of the key that is read, by weight; NaN where nothing is."""
+    position = torch.arange(rows.weights.shape[-1], device=rows.weights.device, dtype=rows.weights.dtype)
+    return (rows.weights * position).sum(-1) / rows.weights.sum(-1)
+
+
+def mass_on(rows: Rows, region: Tensor | None) -> Tensor:
+    """Weight that falls on a region of the keys, booleans that broadcast to (..., N)."""
+    if not isinstance(region, Tensor) or region.dtype != torch.bool:
+        kind = f"a tensor of {region.dtype}" if isinstance(region, Tensor) else type(region).__name__
+        raise TypeError(refusal("region", kind, "booleans over the keys, (..., N)"))
+    return (rows.weights * rows.tile.over_features(region.unsqueeze(-2))).sum(-1)
+
+
+def topk(rows: Rows, k: int) -> Tensor:
+    """The k largest weights of each query and their keys, stacked: (..., rows, k, 2); missing ones are 0 at -1."""
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(refusal("k", repr(k), "a whole number >= 1"))
+    found = rows.weights.topk(min(k, rows.weights.shape[-1]), -1)
+    short = k - found.values.shape[-1]
+    values = torch.nn.functional.pad(found.values, (0, short))
+    index = torch.nn.functional.pad(found.indices, (0, short), value=-1)
+    return torch.stack([values, index.to(values.dtype)], -1)
+
+
+def mass_received(rows: Rows, _: Any) -> Tensor:
+    """Weight that each key receives from these queries."""
+    return rows.weights.sum(-2)
+
+
+FIELDS: Mapping[str, Field] = {
+    "weights": Field(lambda rows, _: rows.weights, -2),
+    "scores": Field(lambda rows, _: rows.scores, -2),
+    "entropy": Field(entropy, -1),
+    "log_sum_exp": Field(log_sum_exp, -1),
+    "expected_position": Field(expected_position, -1),
+    "mass_on": Field(mass_on, -1),
+    "topk": Field(topk, -3, 5),
+    "mass_received": Field(mass_received, None),
+}
+
+
+def check_fields(names: Mapping[str, Any]) -> None:
+    """Refuse what is not a field."""
+    for name in names:
+        if name not in FIELDS:
+            raise ValueError(refusal("fields", repr(name), f"some of {', '.join(FIELDS)}", nearest(name, FIELDS)))
+
+
+def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The wanted fields, name to argument, in one pass over the rows; laid out as (..., [Nq], [...], [F])."""
+    check_fields(wanted)
+    fields = {name: (FIELDS[name], FIELDS[name].argument if arg is None else arg) for name, arg in wanted.items()}
+
+    def panel(i: range) -> tuple[Tensor, ...]:
+        tile = call.tile(i)
+        scores, mask = call.scores(i, tiled=True), tile.mask()
+        weights = call.align.weights(scores, mask, tile)
+        # Every field has the leading axes of the call, also where its operands only broadcast to them.
+        features = () if call.form.features is None else (call.form.features,)
+        shape = (*call.lead, *features, len(i), call.n)
+        rows = Rows(tile, scores.expand(shape), mask, weights.expand(shape))
+        return tuple(field.of_rows(rows, argument) for field, argument in fields.values())
+
+    parts = over_rows(call, panel)
+    results = {}
+    for (name, (field, _)), found in zip(fields.items(), zip(*parts, strict=True), strict=True):
+        whole = sum(found[1:], found[0]) if field.axis is None else torch.cat(found, field.axis)
+        results[name] = _shown(call, whole, field.axis)
+    return results
+
+
+def _shown(call: Call, x: Tensor, axis: int | None) -> Tensor:
+    """Features last, the axis of a single query dropped."""
+    if call.form.multi:
+        x = x.movedim(len(call.lead), -1)
+    if call.single and axis is not None:
+        x = x.squeeze(len(call.lead))
+    return x

@@ -1,0 +1,198 @@
+"""`intervene`: change the attention inside a model while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._errors import nearest, refusal
+from regard.general.alignments import Alignment
+from regard.general.alignments.base import softmax
+from regard.general.masks import Keys, Sizes
+from regard.observe.record import observing, paths_of
+from regard.ops import hooks
+from regard.ops.call import Align, Call, Tile
+from regard.ops.random import PERMUTE, draw_seed
+
+Change = Callable[[Call], Call]
+
+
+class Replaced(Alignment):
+    """An alignment that stands in for another one during an intervention."""
+
+    def __init__(self, original: Align) -> None:
+        super().__init__()
+        self.original = original
+
+    def original_weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        """What the replaced alignment would have given."""
+        return self.original.weights(scores, mask, tile)
+
+
+class Uniform(Replaced):
+    """The same weight for every key that may be attended: mean pooling."""
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        return softmax(torch.zeros_like(scores), mask)
+
+
+class Permuted(Replaced):
+    """The original weights of each row, in random order among the keys that may be attended."""
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        weights = self.original_weights(scores, mask, tile)
+        allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand(scores.shape)
+        noise = tile.uniform(PERMUTE).to(scores.dtype).expand(scores.shape)
+        shuffled = torch.where(allowed, noise, math.inf).argsort(-1)
+        ordered = (~allowed).to(torch.uint8).argsort(dim=-1, stable=True)
+        weights = weights.expand(scores.shape)
+        return torch.zeros_like(weights).scatter(-1, ordered, weights.gather(-1, shuffled))
+
+
+class Random(Replaced):
+    """Weights drawn evenly from the simplex over the keys that may be attended."""
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        # Normalised exponential variables are uniform on the simplex; a softmax of their logarithms normalises them.
+        exponential = -torch.log(tile.uniform(PERMUTE).to(scores.dtype))
+        return softmax(exponential.log().expand(scores.shape), mask)
+
+
+class Frozen(Replaced):
+    """The original weights, as constants."""
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        return self.original_weights(scores, mask, tile).detach()
+
+
+class Given(Replaced):
+    """Weights from outside, (..., Nq, N), features last when multi-dimensional."""
+
+    def __init__(self, original: Align, weights: Tensor) -> None:
+        super().__init__(original)
+        self.given = weights
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        given, call = self.given, tile.call
+        features = 1 if call.form.multi else 0
+        if call.single and given.dim() == len(call.lead) + 1 + features:
+            given = given.unsqueeze(-2 - features)
+        if features:
+            given = given.movedim(-1, -3)
+        whole = (*call.lead, *([call.form.features] if features else []), call.nq, call.n)
+        try:
+            fits = torch.broadcast_shapes(given.shape, whole) == whole
+        except RuntimeError:
+            fits = False
+        if not fits:
+            shown = (*call.lead, call.nq, call.n, *([call.form.features] if features else []))
+            raise ValueError(
+                refusal("how", f"weights of shape {tuple(self.given.shape)}", f"a shape that fits {shown}")
+            )
+        rows = given if given.shape[-2] == 1 else given[..., tile.i.start : tile.i.stop, :]
+        return rows.to(scores.dtype).expand(scores.shape)
+
+
+def given(weights: Tensor) -> Change:
+    """Use these weights: (..., Nq, N), or (..., N) for a single query."""
+    if not isinstance(weights, Tensor) or not weights.dtype.is_floating_point:
+        raise TypeError(refusal("weights", type(weights).__name__, "a floating-point tensor"))
+    return lambda call: call.with_(align=Given(call.align, weights))
+
+
+def erase(keys: Tensor | Sequence[int] | int) -> Change:
+    """Forbid some keys, by index or as booleans (..., N); the weights of the others are renormalised."""
+
+    def change(call: Call) -> Call:
+        if isinstance(keys, Tensor) and keys.dtype == torch.bool:
+            kept = ~keys.to(call.device)
+        else:
+            index = torch.as_tensor(keys, dtype=torch.long, device=call.device).reshape(-1)
+            if len(index) and not bool(((index >= -call.n) & (index < call.n)).all()):
+                raise IndexError(refusal("keys", index.tolist(), f"indices of {call.n} keys"))
+            kept = torch.ones(call.n, dtype=torch.bool, device=call.device).index_fill(0, index % max(call.n, 1), False)
+        erased = Keys(kept).bind(Sizes(call.lead, call.nq, call.n))
+        return call.with_(mask=erased if call.mask is None else call.mask.also(erased))  # type: ignore[attr-defined]
+
+    return change
+
+
+def _seeded(call: Call) -> Call:
+    return call if call.seed is not None else call.with_(seed=draw_seed(call.device))
+
+
+NAMED: dict[str, Change] = {
+    "uniform": lambda call: call.with_(align=Uniform(call.align)),
+    "permuted": lambda call: _seeded(call).with_(align=Permuted(call.align)),
+    "random": lambda call: _seeded(call).with_(align=Random(call.align)),
+    "frozen": lambda call: call.with_(align=Frozen(call.align)),
+}
+
+
+def as_change(how: str | Tensor | Alignment | Change, keys: Any = None) -> Change:
+    """Resolve what `intervene` takes."""
+    if isinstance(how, Tensor):
+        return given(how)
+    if isinstance(how, Alignment):
+        return lambda call: call.with_(align=how, prepared=how.prepare(call))
+    if isinstance(how, str):
+        if how == "erased":
+            if keys is None:
+                raise ValueError(refusal("keys", None, "which keys to erase: indices, or booleans (..., N)"))
+            return erase(keys)
+        if how not in NAMED:
+            known = [*NAMED, "erased"]
+            raise ValueError(refusal("how", repr(how), f"one of {', '.join(known)}", nearest(how, known)))
+        return NAMED[how]
+    if callable(how):
+        return how
+    raise TypeError(refusal("how", type(how).__name__, "a name, weights, an alignment, or a function Call -> Call"))
+
+
+@contextmanager
+def intervene(
+    model: nn.Module,
+    how: str | Tensor | Alignment | Change,
+    *,
+    at: str | Sequence[str] | None = None,
+    keys: Any = None,
+) -> Iterator[None]:
+    """Change every attention of a model, or those at some paths, while it runs.
+
+    Args:
+        model: any module that holds attention of this library.
+        how: `"uniform"`, `"permuted"`, `"random"` (anew in every call), `"frozen"` (constants for the gradient), `"erased"` with
+            `keys`; a tensor of weights; another alignment; or a function from `Call` to `Call`.
+        at: paths, as in `named_modules()`; a path stands for everything below it too.
+        keys: what `"erased"` erases.
+
+    Example:
+        >>> import regard as rg
+        >>> attend, x = rg.Attention("dot"), torch.randn(2, 5, 4)
+        >>> with rg.intervene(attend, "uniform"):
+        ...     context = attend(x, x)
+        >>> torch.allclose(context, x.mean(1, keepdim=True).expand(2, 5, 4))
+        True
+    """
+    change, paths = as_change(how, keys), paths_of(model)
+    if at is not None:
+        wanted = [at] if isinstance(at, str) else list(at)
+        for path in wanted:
+            if path not in paths.values():
+                raise ValueError(refusal("at", repr(path), "a path of the model", nearest(path, paths.values())))
+        paths = {key: p for key, p in paths.items() if any(p == w or p.startswith(f"{w}.") or w == "" for w in wanted)}
+
+    def intervention(module: nn.Module, call: Call) -> Call:
+        return change(call) if id(module) in paths else call
+
+    with observing():
+        hooks.interventions.append(intervention)
+        try:
+            yield
+        finally:
+            hooks.interventions.remove(intervention)

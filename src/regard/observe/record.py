@@ -1,0 +1,79 @@
+"""`record`: see every attention inside a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard._errors import refusal
+from regard.observe.fields import check_fields
+from regard.observe.trace import Recorded, Trace
+from regard.ops import hooks
+from regard.ops.call import Call
+
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def paths_of(model: nn.Module) -> dict[int, str]:
+    """The path of each module by identity, without the segments that wrappers add."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(refusal("model", type(model).__name__, "a torch.nn.Module"))
+    paths: dict[int, str] = {}
+    for name, module in model.named_modules():
+        plain = [part for part in name.split(".") if part not in _WRAPPERS]
+        paths.setdefault(id(module), ".".join(plain))
+    return paths
+
+
+@contextmanager
+def observing() -> Iterator[None]:
+    """Let compiled models run eagerly, since a compiled graph calls no observer."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def record(model: nn.Module, *fields: str, **with_argument: Any) -> Iterator[Trace]:
+    """Record every attention of a model while it runs.
+
+    The forward is unchanged, to the bit. Without fields, the trace keeps what each call was made of and computes on demand,
+    differentiably. With fields (`"entropy"`, `"topk"`, … or `topk=8`, `mass_on=region`), they are computed at once and nothing
+    else is kept.
+
+    Args:
+        model: any module that holds attention of this library, however deep.
+        *fields: names of fields to keep.
+        **with_argument: fields that take an argument.
+
+    Example:
+        >>> import regard as rg
+        >>> attend, x = rg.Attention("dot"), torch.randn(2, 5, 4)
+        >>> with rg.record(attend) as trace:
+        ...     context = attend(x, x)
+        >>> trace.weights.shape
+        torch.Size([2, 5, 5])
+    """
+    wanted = dict.fromkeys(fields) | with_argument
+    check_fields(wanted)
+    paths, trace = paths_of(model), Trace()
+
+    def observe(module: nn.Module, call: Call) -> None:
+        path = paths.get(id(module))
+        if path is None:
+            return
+        entry = Recorded(path, call)
+        if wanted:
+            with torch.no_grad():
+                entry = entry.computed(wanted)
+        trace.add(entry)
+
+    with observing():
+        hooks.observers.append(observe)
+        try:
+            yield trace
+        finally:
+            hooks.observers.remove(observe)

@@ -1,0 +1,228 @@
+"""The trace: the calls that were made, by the path of the module, and what can be asked of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._errors import nearest, refusal
+from regard.general.alignments.base import softmax
+from regard.observe.fields import FIELDS, compute
+from regard.ops.blockwise import over_rows
+from regard.ops.call import Call
+
+
+class Recorded:
+    """One recorded call. Fields are computed when asked for, from what the call was made of, differentiably.
+
+    A trace that was told its fields up front, or was loaded from a file, holds those and nothing else.
+    """
+
+    def __init__(self, path: str, call: Call | None, fields: Mapping[str, Tensor] | None = None) -> None:
+        self.path = path
+        self._call = call
+        self._fields = dict(fields or {})
+
+    def __repr__(self) -> str:
+        kept = "all fields" if self._call is not None else ", ".join(self._fields)
+        return f"Recorded({self.path!r}: {kept})"
+
+    @property
+    def call(self) -> Call:
+        """What the attention was computed from."""
+        if self._call is None:
+            raise AttributeError(f"{self!r} has no call: it was recorded with named fields, or loaded from a file")
+        return self._call
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights (..., Nq, N), with features last when multi-dimensional; before dropout."""
+        return self._get("weights")
+
+    @property
+    def scores(self) -> Tensor:
+        """Scores, laid out like the weights; biases included, masked pairs not removed."""
+        return self._get("scores")
+
+    def entropy(self) -> Tensor:
+        """Entropy of the weights of each query, in nats."""
+        return self._get("entropy")
+
+    def log_sum_exp(self) -> Tensor:
+        """Log-sum-exp of the allowed scores of each query."""
+        return self._get("log_sum_exp")
+
+    def expected_position(self) -> Tensor:
+        """Mean index of the key that is read, by weight."""
+        return self._get("expected_position")
+
+    def mass_on(self, region: Tensor | None = None) -> Tensor:
+        """Weight of each query that falls on a region of the keys, booleans (..., N)."""
+        return self._get("mass_on", region)
+
+    def mass_received(self) -> Tensor:
+        """Weight that each key receives from all queries, (..., N)."""
+        return self._get("mass_received")
+
+    def topk(self, k: int | None = None) -> tuple[Tensor, Tensor]:
+        """The k largest weights of each query, and the keys they are on; both (..., Nq, k)."""
+        both = self._get("topk", k)
+        values, index = (both[..., 0], both[..., 1]) if not self._multi else (both[..., 0, :], both[..., 1, :])
+        return values, index.round().long()
+
+    @property
+    def _multi(self) -> bool:
+        return self._call.form.multi if self._call is not None else "multi" in self._fields
+
+    def log_prob(self) -> Tensor:
+        """Log-probability of what the alignment sampled."""
+        found = self.call.align.log_prob(self.call)
+        if found is None:
+            raise ValueError(f"{type(self.call.align).__name__} samples nothing: it has no log-probability")
+        return found
+
+    def expected_loss(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        r"""The exact marginal $\sum_j p_{ij}\, \mathrm{loss}(v_j)$ over what a hard alignment may read, for small N.
+
+        Args:
+            loss: maps contexts (..., Nq, d_v) to losses (..., Nq), without the query axis for a single query.
+        """
+        call = self.call
+        if call.form.multi:
+            raise ValueError("expected_loss: a multi-dimensional alignment chooses a key for each feature")
+
+        def probabilities(i: range) -> Tensor:
+            return softmax(call.scores(i, tiled=True), call.tile(i).mask())
+
+        p = torch.cat(over_rows(call, probabilities), -2).expand(*call.lead, call.nq, call.n)
+        total = torch.zeros((), dtype=p.dtype, device=p.device)
+        for j in range(call.n):
+            context = call.value[..., j : j + 1, :].expand(*call.lead, call.nq, -1)
+            if call.single:
+                total = total + p[..., 0, j] * loss(context.squeeze(-2))
+            else:
+                total = total + p[..., j] * loss(context)
+        return total
+
+    def _get(self, name: str, argument: Any = None) -> Tensor:
+        if self._call is None:
+            if name not in self._fields:
+                raise AttributeError(f"{self!r} does not hold {name!r}: name it when recording or saving")
+            return self._fields[name]
+        return compute(self._call, {name: argument})[name]
+
+    def computed(self, wanted: Mapping[str, Any]) -> Recorded:
+        """The same record, holding these fields alone."""
+        fields = {name: self._get(name) for name in wanted} if self._call is None else compute(self._call, wanted)
+        if self._multi:
+            fields["multi"] = torch.ones(())
+        return Recorded(self.path, None, fields)
+
+
+class Calls(list[Recorded]):
+    """All calls of one module in order; with a single one, its fields are at hand directly."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if len(self) != 1:
+            where = self[0].path if self else ""
+            raise AttributeError(
+                f"trace[{where!r}] holds {len(self)} calls: take one, such as trace[{where!r}][0].{name}"
+            )
+        return getattr(self[0], name)
+
+
+class Trace:
+    """What was recorded: `trace[path]` is the list of calls of that module, in order."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, Calls] = {}
+
+    def __getitem__(self, path: str) -> Calls:
+        if path not in self._calls:
+            if not self._calls:
+                raise KeyError(
+                    f"trace: nothing was recorded, so there is no {path!r}; did the model run inside record()?"
+                )
+            raise KeyError(refusal("path", repr(path), "a recorded attention", nearest(path, self._calls)))
+        return self._calls[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._calls
+
+    def __repr__(self) -> str:
+        return f"Trace({', '.join(f'{path!r}: {len(calls)}' for path, calls in self._calls.items())})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if len(self) != 1:
+            raise AttributeError(f"{self!r} holds {len(self)} modules: take one, such as trace[path].{name}")
+        return getattr(next(iter(self._calls.values())), name)
+
+    def items(self) -> Iterator[tuple[str, Calls]]:
+        """Paths and their calls."""
+        return iter(self._calls.items())
+
+    def add(self, record: Recorded) -> None:
+        """Append a call."""
+        self._calls.setdefault(record.path, Calls()).append(record)
+
+    def save(self, path: str | Path, *fields: str, **with_argument: Any) -> None:
+        """Write fields of every call to a safetensors file, whole or not at all; the weights when none are named."""
+        from safetensors.torch import save_file
+
+        wanted = dict.fromkeys(fields or (() if with_argument else ("weights",))) | with_argument
+        tensors, index = {}, []
+        for calls in self._calls.values():
+            for record in calls:
+                kept = record.computed(wanted)._fields
+                index.append({"path": record.path, "fields": sorted(kept)})
+                for name, x in kept.items():
+                    tensors[f"{len(index) - 1}.{name}"] = x.detach().cpu().contiguous()
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        os.close(handle)
+        try:
+            save_file(tensors, partial, metadata={"regard_trace": json.dumps(index)})
+            os.replace(partial, target)
+        except BaseException:
+            os.unlink(partial)
+            raise
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read a trace that was saved; it holds the fields it was saved with."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            index = json.loads((file.metadata() or {}).get("regard_trace", "null"))
+            if index is None:
+                raise ValueError(refusal("path", repr(str(path)), "a file written by Trace.save"))
+            trace = Trace()
+            for number, entry in enumerate(index):
+                fields = {name: file.get_tensor(f"{number}.{name}") for name in entry["fields"]}
+                trace.add(Recorded(entry["path"], None, fields))
+            return trace
+    except SafetensorError as error:
+        expected = "a complete safetensors file written by Trace.save"
+        raise ValueError(refusal("path", f"{str(path)!r} ({error})", expected)) from error
+
+
+__all__ = ["FIELDS", "Calls", "Recorded", "Trace", "load_trace"]
