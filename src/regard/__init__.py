@@ -9,8 +9,9 @@ import logging
 
 from regard import catalog
 from regard._version import __version__
-from regard.general.alignments import Alignment, Entmax, Hard, Local, Reinforced, Soft, Sparsemax
+from regard.general.alignments import Alignment, Entmax, Hard, Local, Reinforced, ReinforcedPairs, Soft, Sparsemax
 from regard.general.attention import Attention, explain_dispatch
+from regard.general.disan import DirectionalSelfAttention, ReinforcedSelfAttention
 from regard.general.masks import Band, Causal, Directional, Keys, Mask, Padding, Where, Window
 from regard.general.scores import (
     ActivatedGeneral,
@@ -50,6 +51,7 @@ __all__ = [
     "Causal",
     "Cosine",
     "Directional",
+    "DirectionalSelfAttention",
     "Dot",
     "Entmax",
     "General",
@@ -64,6 +66,8 @@ __all__ = [
     "QueryFree",
     "Recorded",
     "Reinforced",
+    "ReinforcedPairs",
+    "ReinforcedSelfAttention",
     "ScaledDot",
     "Score",
     "Soft",

@@ -31,6 +31,10 @@ class Mask(Protocol):
         """Which keys at least one query may attend, (..., N); None for all."""
         ...
 
+    def rows(self, device: torch.device) -> Tensor | None:
+        """Which queries may attend at least one key, (..., Nq); None for all."""
+        ...
+
 
 class Align(Protocol):
     """What an execution needs of an alignment."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.catalog import register
@@ -18,6 +19,43 @@ from regard.ops.call import Call, Tile
 from regard.ops.folds import FallbackFold, Fold, SoftFold
 from regard.ops.forms import wide
 from regard.ops.random import SELECT, uniform
+
+
+class Selector(nn.Module):
+    r"""The policy: log-odds of taking each token, $w \cdot \mathrm{elu}(W f_j + b) + c$, all in parallel."""
+
+    def __init__(self, dim: int, hidden_dim: int | None = None, context: bool = False) -> None:
+        super().__init__()
+        self.dim = width("key_dim", dim)
+        hidden_dim = dim if hidden_dim is None else width("hidden_dim", hidden_dim)
+        self.context = context
+        self.W, self.b = matrix(hidden_dim, 3 * dim if context else dim), zeros(hidden_dim)
+        self.w, self.c = vector(hidden_dim), zeros(1)
+
+    def forward(
+        self, tokens: Float[Tensor, "*lead n d"], valid: Bool[Tensor, "*v n"] | None
+    ) -> Float[Tensor, "*lead n"]:
+        """Log-odds (..., N); tokens that are not valid must be zero."""
+        if tokens.shape[-1] != self.dim:
+            got = f"width {tokens.shape[-1]}"
+            raise ValueError(refusal("key", got, f"key_dim={self.dim} of the reinforced alignment"))
+        if self.context:
+            count = tokens.new_tensor(tokens.shape[-2]) if valid is None else valid.sum(-1)[..., None, None]
+            mean = (tokens.sum(-2, keepdim=True) / count.clamp(min=1)).to(tokens.dtype).expand_as(tokens)
+            tokens = torch.cat([tokens, mean, tokens * mean], -1)
+        return wide(F.elu(tokens @ self.W.mT + self.b) @ self.w + self.c)
+
+
+def log_probability(logits: Tensor, selected: Tensor, valid: Tensor | None) -> Tensor:
+    """Of a selection, summed over the valid tokens."""
+    each = torch.where(selected, F.logsigmoid(logits), F.logsigmoid(-logits))
+    return (each if valid is None else torch.where(valid, each, 0.0)).sum(-1)
+
+
+def bernoulli_entropy(logits: Tensor, valid: Tensor | None) -> Tensor:
+    """Of the selection, summed over the valid tokens."""
+    each = F.softplus(-logits) + (1 - logits.sigmoid()) * logits
+    return (each if valid is None else torch.where(valid, each, 0.0)).sum(-1)
 
 
 @register(
@@ -40,8 +78,8 @@ class Reinforced(Alignment):
 
     with $f_j = k_j$, or $[k_j; \bar k; k_j \odot \bar k]$ when `context` is set. Every token is decided in parallel. The choice
     has no gradient: `regard.reinforce(trace, reward)` gives the policy its loss, with
-    $\log p(z) = \sum_j z_j \log \pi_j + (1 - z_j) \log(1 - \pi_j)$ over the keys that may be attended. Where the subset holds nothing that a row may attend, the row is the mean of what it
-    may. In evaluation $z_j = [\pi_j > 1/2]$, or a sample.
+    $\log p(z) = \sum_j z_j \log \pi_j + (1 - z_j) \log(1 - \pi_j)$ over the keys that may be attended. Where the subset holds
+    nothing that a row may attend, the row is the mean of what it may. In evaluation $z_j = [\pi_j > 1/2]$, or a sample.
 
     Set `selecting = False` to start training with everything selected, as the authors do.
 
@@ -64,48 +102,35 @@ class Reinforced(Alignment):
         self, key_dim: int, hidden_dim: int | None = None, context: bool = False, evaluation: str = "threshold"
     ) -> None:
         super().__init__()
-        key_dim = width("key_dim", key_dim)
-        hidden_dim = key_dim if hidden_dim is None else width("hidden_dim", hidden_dim)
         if evaluation not in ("threshold", "sample"):
             raise ValueError(refusal("evaluation", repr(evaluation), "'threshold' or 'sample'"))
-        self.context, self.evaluation, self.selecting = context, evaluation, True
-        self.W, self.b = matrix(hidden_dim, 3 * key_dim if context else key_dim), zeros(hidden_dim)
-        self.w, self.c = vector(hidden_dim), zeros(1)
+        self.policy = Selector(key_dim, hidden_dim, context)
+        self.evaluation, self.selecting = evaluation, True
 
     def needs_seed(self, training: bool) -> bool:
         return self.selecting and (training or self.evaluation == "sample")
 
     def prepare(self, call: Call) -> Mapping[str, Any]:
         valid = None if call.mask is None else call.mask.keys(call.device)
-        logits = self.logits(call.key, valid)
-        if not self.selecting:
-            selected = torch.ones_like(logits, dtype=torch.bool)
-        elif self.needs_seed(call.training):
-            assert call.seed is not None
-            lead = tuple(logits.shape[:-1])
-            drawn = uniform(call.seed, lead, None, range(1), range(call.n), SELECT).squeeze(-2)
-            selected = drawn < logits.sigmoid()
-        else:
-            selected = logits > 0
-        log_prob = torch.where(selected, F.logsigmoid(logits), F.logsigmoid(-logits))
-        if valid is not None:
-            log_prob = torch.where(valid, log_prob, 0.0)
-        return {"selected": selected, "log_prob": log_prob.sum(-1), "logits": logits, "valid": valid}
+        logits = self.policy(call.key, valid)
+        selected = self.select(logits, call, 0)
+        return {
+            "selected": selected,
+            "valid": valid,
+            "log_prob": log_probability(logits, selected, valid),
+            "entropy": bernoulli_entropy(logits, valid),
+        }
 
-    def logits(self, key: Tensor, valid: Tensor | None) -> Tensor:
-        """Log-odds of selecting each key, (..., N)."""
-        if key.shape[-1] * (3 if self.context else 1) != self.W.shape[-1]:
-            expected = self.W.shape[-1] // (3 if self.context else 1)
-            raise ValueError(
-                refusal("key", f"width {key.shape[-1]}", f"key_dim={expected} of the reinforced alignment")
-            )
-        if self.context:
-            count = key.shape[-2] if valid is None else valid.sum(-1)[..., None, None]
-            # Keys that nobody may attend are zero already, so the sum is over the valid ones.
-            mean = key.sum(-2, keepdim=True) / torch.as_tensor(count, device=key.device).clamp(min=1)
-            mean = mean.to(key.dtype).expand_as(key)
-            key = torch.cat([key, mean, key * mean], -1)
-        return wide(F.elu(key @ self.W.mT + self.b) @ self.w + self.c)
+    def select(self, logits: Tensor, call: Call, stream: int) -> Tensor:
+        """Which tokens are taken, (..., N); each stream draws its own numbers."""
+        if not self.selecting:
+            return torch.ones_like(logits, dtype=torch.bool)
+        if not self.needs_seed(call.training):
+            return logits > 0
+        assert call.seed is not None
+        lead, n = tuple(logits.shape[:-1]), logits.shape[-1]
+        drawn = uniform(call.seed, lead, None, range(stream, stream + 1), range(n), SELECT).squeeze(-2)
+        return drawn < logits.sigmoid()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         selected = tile.per_key(tile.call.prepared["selected"])
@@ -119,9 +144,8 @@ class Reinforced(Alignment):
         return log_prob
 
     def policy_entropy(self, call: Call) -> Tensor:
-        logits, valid = call.prepared["logits"], call.prepared["valid"]
-        entropy = F.softplus(-logits) + (1 - logits.sigmoid()) * logits
-        return (entropy if valid is None else torch.where(valid, entropy, 0.0)).sum(-1)
+        entropy: Tensor = call.prepared["entropy"]
+        return entropy
 
     def fold(self, tile: Tile) -> Fold:
         def in_subset(scores: Tensor, part: Tile) -> Tensor:
@@ -133,4 +157,55 @@ class Reinforced(Alignment):
         return FallbackFold(SoftFold(change=in_subset), SoftFold(change=equal))
 
     def extra_repr(self) -> str:
-        return f"context={self.context}, evaluation={self.evaluation!r}"
+        return f"evaluation={self.evaluation!r}"
+
+
+class ReinforcedPairs(Reinforced):
+    r"""Two independent selections, of the tokens that attend (heads) and of those that are attended (dependents).
+
+    $$M_{ij} = [z^h_i = z^d_j = 1]$$
+
+    A query that is not selected reads the mean of all valid tokens. Used by `ReinforcedSelfAttention` (Shen et al. 2018,
+    https://arxiv.org/abs/1801.10296).
+
+    Args:
+        key_dim: width of the tokens, which are both queries and keys.
+        hidden_dim: width of the policies' hidden layers; `key_dim` when not given.
+        context: let the policies see the mean of the tokens.
+        evaluation: `"threshold"`, or `"sample"`.
+
+    Example:
+        >>> from regard import Attention, Dot
+        >>> x = torch.randn(2, 6, 4)
+        >>> Attention(Dot(), ReinforcedPairs(key_dim=4))(x, x).shape
+        torch.Size([2, 6, 4])
+    """
+
+    def __init__(
+        self, key_dim: int, hidden_dim: int | None = None, context: bool = False, evaluation: str = "threshold"
+    ) -> None:
+        super().__init__(key_dim, hidden_dim, context, evaluation)
+        self.head_policy = Selector(key_dim, hidden_dim, context)
+
+    def prepare(self, call: Call) -> Mapping[str, Any]:
+        if call.query is None:
+            raise ValueError(refusal("query", None, "a query, since the queries are selected too"))
+        dependents = super().prepare(call)
+        alive = None if call.mask is None else call.mask.rows(call.device)
+        logits = self.head_policy(call.query, alive)
+        attends = self.select(logits, call, 1)
+        return {
+            **dependents,
+            "attends": attends,
+            "log_prob": dependents["log_prob"] + log_probability(logits, attends, alive),
+            "entropy": dependents["entropy"] + bernoulli_entropy(logits, alive),
+        }
+
+    def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
+        attends = tile.per_row(tile.call.prepared["attends"])
+        valid = tile.call.prepared["valid"]
+        mean = softmax(torch.zeros_like(scores), None if valid is None else tile.per_key(valid))
+        return torch.where(attends, super().weights(scores, mask, tile), mean)
+
+    def fold(self, tile: Tile) -> None:  # type: ignore[override]
+        return None
