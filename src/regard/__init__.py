@@ -3,90 +3,39 @@
 score  e = score(q, k)        how well does each key answer the query
 align  a = align(e)           how are scores turned into weights
 sum    c = Σ a · v            what is read
+
+The names are those of `regard._public`, imported when one of them is first used: the command line, which imports this
+package too, answers before torch is loaded.
 """
 
+from __future__ import annotations
+
 import logging
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from regard import catalog
-from regard._version import __version__
-from regard.general.alignments import Alignment, Entmax, Hard, Local, Reinforced, ReinforcedPairs, Soft, Sparsemax
-from regard.general.attention import Attention, explain_dispatch
-from regard.general.disan import DirectionalSelfAttention, ReinforcedSelfAttention
-from regard.general.masks import Band, Causal, Directional, Keys, Mask, Padding, Where, Window
-from regard.general.scores import (
-    ActivatedGeneral,
-    Additive,
-    BiasedGeneral,
-    Cosine,
-    Dot,
-    General,
-    LowRankGeneral,
-    NegativeL2,
-    QueryFree,
-    ScaledDot,
-    Score,
-    SourceToToken,
-    TokenToToken,
-)
-from regard.observe import (
-    MovingBaseline,
-    Recorded,
-    Trace,
-    erase,
-    given,
-    intervene,
-    load_trace,
-    record,
-    reinforce,
-)
-from regard.ops.dispatch import execution
+from regard._version import __version__ as __version__
 
-__all__ = [
-    "ActivatedGeneral",
-    "Additive",
-    "Alignment",
-    "Attention",
-    "Band",
-    "BiasedGeneral",
-    "Causal",
-    "Cosine",
-    "Directional",
-    "DirectionalSelfAttention",
-    "Dot",
-    "Entmax",
-    "General",
-    "Hard",
-    "Keys",
-    "Local",
-    "LowRankGeneral",
-    "Mask",
-    "NegativeL2",
-    "MovingBaseline",
-    "Padding",
-    "QueryFree",
-    "Recorded",
-    "Reinforced",
-    "ReinforcedPairs",
-    "ReinforcedSelfAttention",
-    "ScaledDot",
-    "Score",
-    "Soft",
-    "SourceToToken",
-    "Sparsemax",
-    "TokenToToken",
-    "Trace",
-    "Where",
-    "Window",
-    "__version__",
-    "catalog",
-    "erase",
-    "execution",
-    "explain_dispatch",
-    "given",
-    "intervene",
-    "load_trace",
-    "record",
-    "reinforce",
-]
+if TYPE_CHECKING:
+    from regard._public import *  # noqa: F403
+else:
+
+    def __getattr__(name):
+        """A subpackage, or a public name."""
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        if name != "__all__" and find_spec(f"regard.{name}") is not None:
+            return import_module(f"regard.{name}")
+        public = import_module("regard._public")
+        if name != "__all__" and name not in public.__all__:
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        globals()[name] = getattr(public, name)
+        return globals()[name]
+
+    def __dir__():
+        """What `regard.` completes to."""
+        return sorted({*globals(), *import_module("regard._public").__all__})
+
 
 logging.getLogger("regard").addHandler(logging.NullHandler())

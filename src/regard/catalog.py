@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from regard._errors import nearest, refusal
@@ -36,10 +39,7 @@ class Entry:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as `regard list --json` prints it."""
         plain = ("name", "zh", "path", "equation", "paper", "year", "time", "memory", "choose", "avoid")
-        return {key: getattr(self, key) for key in plain} | {
-            "class": self.cls.__name__,
-            "preset": dict(self.preset),
-        }
+        return {key: getattr(self, key) for key in plain} | {"class": self.cls.__name__}
 
 
 _entries: dict[str, Entry] = {}
@@ -58,8 +58,24 @@ def register(*, preset: Mapping[str, Any] | None = None, **facts: Any) -> Callab
     return enter
 
 
+_FAMILIES = ("general", "feature", "query", "transformer", "model")
+_filled: list[str] = []
+
+
+def _fill() -> None:
+    """Import every file of the families, so that whoever reads the catalog reads all of it."""
+    while len(_filled) < len(_FAMILIES):
+        family = f"regard.{_FAMILIES[len(_filled)]}"
+        if find_spec(family) is not None:
+            package = import_module(family)
+            for module in pkgutil.walk_packages(package.__path__, f"{family}."):
+                import_module(module.name)
+        _filled.append(family)
+
+
 def entries(category: str | None = None) -> Iterator[Entry]:
     """All entries, or those under a place of the taxonomy (`"general"`, `"general/scoring"`)."""
+    _fill()
     for entry in sorted(_entries.values(), key=_order):
         if category is None or entry.path == category or entry.path.startswith(category + "/"):
             yield entry
@@ -77,7 +93,7 @@ def _order(entry: Entry) -> tuple[int, str, int, str]:
 def categories() -> list[str]:
     """The places of the taxonomy that have entries, and their parents."""
     found: set[str] = set()
-    for entry in _entries.values():
+    for entry in entries():
         parts = entry.path.split("/")
         found.update("/".join(parts[: k + 1]) for k in range(len(parts)))
     return sorted(found)
@@ -106,7 +122,8 @@ def find(name: str, category: str | None = None, argument: str = "name") -> Entr
         if entry.zh == name.strip() or canonical(entry.cls.__name__) == canonical(name):
             return entry
     where = f"a mechanism of {category}" if category else "a mechanism of the catalog"
-    raise ValueError(refusal(argument, repr(name), where, nearest(canonical(name), known)))
+    names = known if name.isascii() else {entry.zh for entry in known.values()}
+    raise ValueError(refusal(argument, repr(name), where, nearest(canonical(name), names)))
 
 
 def arguments(entry: Entry) -> dict[str, inspect.Parameter]:

@@ -201,13 +201,9 @@ class TestHeatmap:
         gold = torch.zeros(2, 3, 4, dtype=torch.bool)
         gold[1, 0, 0] = True
         figure = heatmap(rows(2, 3, 4), gold=gold)
-        assert [
-            sum(isinstance(c, LineCollection) for c in panel.collections) for panel in figure.axes[:2]
-        ] == [0, 1]
+        assert [sum(isinstance(c, LineCollection) for c in panel.collections) for panel in figure.axes[:2]] == [0, 1]
         shared = heatmap(rows(2, 3, 4), gold=gold[1])
-        assert [
-            sum(isinstance(c, LineCollection) for c in panel.collections) for panel in shared.axes[:2]
-        ] == [1, 1]
+        assert [sum(isinstance(c, LineCollection) for c in panel.collections) for panel in shared.axes[:2]] == [1, 1]
 
     @pytest.mark.parametrize("gold", [[], torch.zeros(3, 4, dtype=torch.bool), set()])
     def test_no_gold_draws_nothing(self, gold):
@@ -299,6 +295,15 @@ class TestTokenStrip:
             assert second.x0 > first.x1 or second.y1 < first.y0
         assert max(frame.x1 for frame in frames) <= axes.get_window_extent().x1 + 1e-6
 
+    def test_a_line_of_letters_stays_in_its_box_on_paper(self, pixels):
+        """Hinting would widen every letter a little, and a long token a lot."""
+        image = pixels(token_strip(["x" * 500], [0.0]))
+        image = image[: image.shape[0] // 2]  # above the colour bar
+        ink = np.flatnonzero((image < 0.3).all(-1).any(0))
+        box = np.flatnonzero((image[..., 2] < 0.97).any(0))
+        assert ink.size
+        assert box.min() < ink.min() <= ink.max() < box.max()
+
     def test_rows_repeat_the_text(self):
         weights = torch.tensor([[1.0, 0.0], [0.0, 0.5], [0.2, 0.2]])
         axes = token_strip(["yes", "no"], weights).axes[0]
@@ -353,9 +358,7 @@ class TestTokenStrip:
         n = 200
         axes = token_strip(["x"] * n, np.linspace(0, 1, n)).axes[0]
         for text, box in zip(axes.texts, axes.patches, strict=True):
-            ink, ground = sorted(
-                map(luminance, (matplotlib.colors.to_rgb(text.get_color()), box.get_facecolor()))
-            )
+            ink, ground = sorted(map(luminance, (matplotlib.colors.to_rgb(text.get_color()), box.get_facecolor())))
             assert (ground + 0.05) / (ink + 0.05) >= 4.5
 
     @pytest.mark.parametrize(
@@ -438,9 +441,7 @@ class TestText:
                     warnings.simplefilter("error")
                     text = svg(figure, tmp_path)
                 assert "<text" not in text
-                drawn = [
-                    text for text in figure.findobj(matplotlib.text.Text) if text.get_text() in set(letters)
-                ]
+                drawn = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text() in set(letters)]
                 families = {tuple(text.get_fontfamily()) for text in drawn}
                 assert families == {("sans-serif", "Noto Sans CJK SC")}
         finally:
@@ -501,9 +502,7 @@ class TestSave:
                 "PYTHONHASHSEED": seed,
                 "MPLCONFIGDIR": str(tmp_path / "mpl"),
             }
-            subprocess.run(
-                [sys.executable, "-c", code, str(tmp_path / f"{seed}.svg")], env=environment, check=True
-            )
+            subprocess.run([sys.executable, "-c", code, str(tmp_path / f"{seed}.svg")], env=environment, check=True)
         assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
 
     @pytest.mark.parametrize(("suffix", "start"), [("svg", b"<?xml"), ("PNG", b"\x89PNG"), ("pdf", b"%PDF")])
@@ -539,9 +538,7 @@ class TestSave:
 
     @pytest.mark.parametrize("name", ["figure", "figure.jpg", "figure.svg.gz", ".svg"])
     def test_other_suffixes_are_refused(self, name, tmp_path):
-        with pytest.raises(
-            ValueError, match=rf"path: got .*{re.escape(name)}', expected .*\.svg, \.png, \.pdf"
-        ):
+        with pytest.raises(ValueError, match=rf"path: got .*{re.escape(name)}', expected .*\.svg, \.png, \.pdf"):
             save(heatmap([[1.0]]), tmp_path / name)
         assert not list(tmp_path.iterdir())
 
@@ -558,9 +555,7 @@ class TestHouse:
             "PYTHONPATH": str(Path(figures.__file__).parents[2]),
             "MPLCONFIGDIR": str(tmp_path / "mpl"),
         }
-        subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "figure.svg")], env=environment, check=True
-        )
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "figure.svg")], env=environment, check=True)
 
     def test_settings_are_left_alone(self, tmp_path):
         before = dict(matplotlib.rcParams)

@@ -16,7 +16,8 @@ from regard.general.masks import Bound, Mask, Sizes, as_mask
 from regard.general.scores import Score
 from regard.ops import hooks
 from regard.ops.call import Bias, Call
-from regard.ops.dispatch import Dispatch, check_impl, choose, execute
+from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execute
+from regard.ops.forms import common_shape
 from regard.ops.random import draw_seed
 
 _PAPER = "Brauwers & Frasincar, A General Survey on Attention Mechanisms in Deep Learning, TKDE 2023"
@@ -148,15 +149,20 @@ class Attention(nn.Module):
         lead = _lead(query, key, value, self.score)
         sizes = Sizes(lead, 1 if query is None else query.shape[-2], key.shape[-2])
         bound = _bind(mask, sizes, single, key.device)
-        bias = _check_bias(bias, sizes, single)
+        bias = _check_bias(bias, sizes, single, key.device)
         query, key, value = _without_unread(bound, query, key, value)
         mapped = key if self.key_map is None else self.key_map(key)
         value = value if self.value_map is None else self.value_map(value)
+        if self.key_map is not None or self.value_map is not None:
+            # A map writes its bias into what nobody may read.
+            keys = None if bound is None else bound.keys(key.device)
+            if keys is not None:
+                mapped, value = _zero_fill(mapped, keys), _zero_fill(value, keys)
         self.score.check_widths(query, mapped)
         if self.score.features is not None and value.shape[-1] != self.score.features:
             fix = "A multi-dimensional score has one weight for each feature of the value."
             raise ValueError(refusal("value", f"width {value.shape[-1]}", f"features={self.score.features}", fix))
-        if torch.is_autocast_enabled(value.device.type) and value.dtype == torch.float32:
+        if autocasting(value.device) and value.dtype == torch.float32:
             value = value.to(torch.get_autocast_dtype(value.device.type))
         dropout = self.dropout if self.training else 0.0
         random = dropout > 0.0 or self.align.needs_seed(self.training)
@@ -218,7 +224,8 @@ def _parts(score: Score | str, align: Alignment | str, options: dict[str, Any]) 
     for name in options:
         if name not in used:
             whose = " and ".join(repr(part) for part in named) or "an Attention of ready-made parts"
-            raise TypeError(refusal(name, repr(options[name]), f"an argument of {whose}", nearest(name, _arguments())))
+            fix = nearest(name, _arguments() - {name})
+            raise TypeError(refusal(name, repr(options[name]), f"an argument of {whose}", fix))
     return built_score, built_align
 
 
@@ -238,7 +245,7 @@ def _check_inputs(
     score: Score, query: Tensor | None, key: Tensor, value: Tensor | None
 ) -> tuple[Tensor | None, Tensor, bool]:
     """The query with its axis, the value, and whether there was a single query; or a refusal."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
+    for name, x in (("key", key), ("query", query), ("value", value)):
         if x is None and name != "key":
             continue
         if not isinstance(x, Tensor):
@@ -247,7 +254,7 @@ def _check_inputs(
             raise TypeError(refusal(name, f"a tensor of {x.dtype}", "a floating-point tensor"))
         if x.device != key.device:
             raise ValueError(refusal(name, f"a tensor on {x.device}", f"the device of the key, {key.device}"))
-        if x.dtype != key.dtype and not torch.is_autocast_enabled(key.device.type):
+        if x.dtype != key.dtype and not autocasting(key.device):
             raise TypeError(refusal(name, f"a tensor of {x.dtype}", f"the dtype of the key, {key.dtype}"))
     if key.dim() < 2:
         raise ValueError(refusal("key", f"shape {tuple(key.shape)}", "at least two axes, (..., N, d_k)"))
@@ -263,7 +270,7 @@ def _check_inputs(
             raise ValueError(
                 refusal("key", f"a tensor on {key.device}", f"the module's device, {parameter.device}", fix)
             )
-        if parameter.dtype != key.dtype and not torch.is_autocast_enabled(key.device.type):
+        if parameter.dtype != key.dtype and not autocasting(key.device):
             fix = "Fix: convert the module or the inputs, or use torch.autocast."
             raise TypeError(refusal("key", f"a tensor of {key.dtype}", f"the module's dtype, {parameter.dtype}", fix))
     if query is None:
@@ -288,14 +295,14 @@ def _lead(query: Tensor | None, key: Tensor, value: Tensor, score: Score) -> tup
     shapes = [key.shape[:-2], value.shape[:-2], *([] if query is None else [query.shape[:-2]])]
     heads = score.head_shape
     try:
-        lead = torch.broadcast_shapes(*shapes)
+        lead = common_shape(*shapes)
     except RuntimeError:
         got = ", ".join(str(tuple(shape)) for shape in shapes)
         raise ValueError(
             refusal("key, value and query", f"leading axes {got}", "axes that broadcast together")
         ) from None
     try:
-        return tuple(torch.broadcast_shapes(lead, heads))
+        return common_shape(lead, heads)
     except RuntimeError:
         fix = "Head axes are the last leading axes of the inputs: (batch, heads, N, d)."
         raise ValueError(
@@ -316,15 +323,17 @@ def _bind(mask: Tensor | Mask | None, sizes: Sizes, single: bool, device: torch.
     return bound
 
 
-def _check_bias(bias: Bias | None, sizes: Sizes, single: bool) -> Bias | None:
+def _check_bias(bias: Bias | None, sizes: Sizes, single: bool, device: torch.device) -> Bias | None:
     if bias is None or (callable(bias) and not isinstance(bias, Tensor)):
         return bias
     if not isinstance(bias, Tensor) or not bias.dtype.is_floating_point:
         kind = f"a tensor of {bias.dtype}" if isinstance(bias, Tensor) else type(bias).__name__
         fix = "Fix: booleans go to `mask=`." if "bool" in kind else ""
         raise TypeError(refusal("bias", kind, "a floating-point tensor or a function of indices i and j", fix))
+    if bias.device != device:
+        raise ValueError(refusal("bias", f"a tensor on {bias.device}", f"the device of the key, {device}"))
     shown = tuple(bias.shape)
-    bias = bias.unsqueeze(-2) if single else bias
+    bias = bias.unsqueeze(-2) if single and bias.dim() else bias
     whole = (*sizes.lead, sizes.nq, sizes.n)
     try:
         fits = torch.broadcast_shapes(bias.shape, whole) == whole
@@ -333,14 +342,14 @@ def _check_bias(bias: Bias | None, sizes: Sizes, single: bool) -> Bias | None:
     if not fits:
         expected = (*whole[:-2], whole[-1]) if single else whole
         raise ValueError(refusal("bias", f"shape {shown}", f"a shape that broadcasts to {expected}"))
-    return bias[None] if bias.dim() == 1 else bias
+    return bias if bias.dim() > 1 else bias.reshape(1, -1)
 
 
 def _without_unread(
     mask: Bound | None, query: Tensor | None, key: Tensor, value: Tensor
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Zero what nobody may read, and queries that may read nothing: 0 x NaN is NaN, so it must not reach a product."""
-    if mask is None:
+    if mask is None or mask.is_filled:
         return query, key, value
     keys, rows = mask.keys(key.device), mask.rows(key.device)
     if keys is not None:

@@ -52,9 +52,10 @@ class Mask:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let a tensor stand on the left of `&` and `|`."""
-        if func in (Tensor.__and__, Tensor.__rand__):
+        # Inside a compiled function the operator arrives under its other name, whichever side the tensor is on.
+        if func in (Tensor.__and__, Tensor.__rand__, Tensor.bitwise_and):
             return as_mask(args[0]) & as_mask(args[1])
-        if func in (Tensor.__or__, Tensor.__ror__):
+        if func in (Tensor.__or__, Tensor.__ror__, Tensor.bitwise_or):
             return as_mask(args[0]) | as_mask(args[1])
         return NotImplemented
 
@@ -68,6 +69,7 @@ class Bound:
 
     sizes: Sizes
     is_plain_causal = False
+    is_filled = False  # whether whoever made it has already zeroed what nobody may read
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -121,6 +123,12 @@ def as_mask(mask: Mask | Tensor) -> Mask:
     return Pairs(mask)
 
 
+def _on(device: torch.device, allowed: Tensor) -> Tensor:
+    if allowed.device != device:
+        raise ValueError(refusal("mask", f"booleans on {allowed.device}", f"the device of the key, {device}"))
+    return allowed
+
+
 def _range(r: range, device: torch.device) -> Tensor:
     return torch.arange(r.start, r.stop, device=device)
 
@@ -158,18 +166,26 @@ class _BoundPairs(Bound):
         return tuple(self.allowed.shape)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
-        allowed = self.allowed if self.allowed.dim() > 1 else self.allowed[None]
+        allowed = self._two_axes(device)
         rows = slice(None) if allowed.shape[-2] == 1 else slice(i.start, i.stop)
         columns = slice(None) if allowed.shape[-1] == 1 else slice(j.start, j.stop)
         return allowed[..., rows, columns]
 
     def keys(self, device: torch.device) -> Tensor:
-        allowed = self.tile(range(self.sizes.nq), range(self.sizes.n), device)
+        allowed = self._whole(device)
         return allowed.any(-2).expand(*allowed.shape[:-2], self.sizes.n)
 
     def rows(self, device: torch.device) -> Tensor:
-        allowed = self.tile(range(self.sizes.nq), range(self.sizes.n), device)
+        allowed = self._whole(device)
         return allowed.any(-1).expand(*allowed.shape[:-2], self.sizes.nq)
+
+    def _whole(self, device: torch.device) -> Tensor:
+        """Not written out where an axis is 1, but empty where it is empty: nobody may attend anything there."""
+        return self._two_axes(device)[..., : self.sizes.nq, : self.sizes.n]
+
+    def _two_axes(self, device: torch.device) -> Tensor:
+        allowed = _on(device, self.allowed)
+        return allowed if allowed.dim() > 1 else allowed.reshape(1, -1)
 
 
 class Keys(Mask):
@@ -206,7 +222,7 @@ class _BoundKeys(Bound):
         return (*self.allowed.shape[:-1], 1, self.sizes.n)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
-        return self.allowed[..., None, j.start : j.stop]
+        return _on(device, self.allowed)[..., None, j.start : j.stop]
 
     def keys(self, device: torch.device) -> Tensor:
         return self.allowed if self.sizes.nq else torch.zeros_like(self.allowed)
@@ -251,7 +267,9 @@ class Band(Mask):
     high: float
 
     def __init__(self, low: float, high: float) -> None:
-        self.low, self.high = low, high
+        # Distances are whole numbers.
+        self.low = low if math.isinf(low) else math.ceil(low)
+        self.high = high if math.isinf(high) else math.floor(high)
 
     def __repr__(self) -> str:
         return f"Band(low={self.low}, high={self.high})"

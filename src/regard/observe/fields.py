@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from regard._errors import nearest, refusal
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call, Tile
+from regard.ops.dispatch import autocasting, rows_of_panel, wants_dense
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,16 @@ def expected_position(rows: Rows, _: Any) -> Tensor:
 
 
 def mass_on(rows: Rows, region: Tensor | None) -> Tensor:
-    """Weight that falls on a region of the keys, booleans that broadcast to (..., N)."""
+    """Weight that falls on a region of the keys, booleans (..., N) whose leading axes are the first ones of the call."""
     if not isinstance(region, Tensor) or region.dtype != torch.bool:
         kind = f"a tensor of {region.dtype}" if isinstance(region, Tensor) else type(region).__name__
         raise TypeError(refusal("region", kind, "booleans over the keys, (..., N)"))
-    return (rows.weights * rows.tile.over_features(region.unsqueeze(-2))).sum(-1)
+    lead, n = rows.tile.call.lead, rows.tile.call.n
+    axes = region.shape[:-1]
+    if region.shape[-1:] != (n,) or any(size not in (1, full) for size, full in zip(axes, lead, strict=False)):
+        raise ValueError(refusal("region", f"shape {tuple(region.shape)}", f"booleans over the keys, {(*lead, n)}"))
+    region = region.reshape(*axes, *(1,) * (len(lead) - len(axes)), 1, n)
+    return (rows.weights * rows.tile.over_features(region)).sum(-1)
 
 
 def topk(rows: Rows, k: int) -> Tensor:
@@ -100,9 +107,11 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     check_fields(wanted)
     fields = {name: (FIELDS[name], FIELDS[name].argument if arg is None else arg) for name, arg in wanted.items()}
 
+    tiled = not wants_dense()
+
     def panel(i: range) -> tuple[Tensor, ...]:
         tile = call.tile(i)
-        scores, mask = call.scores(i, tiled=True), tile.mask()
+        scores, mask = call.scores(i, tiled=tiled), tile.mask()
         weights = call.align.weights(scores, mask, tile)
         # Every field has the leading axes of the call, also where its operands only broadcast to them.
         features = () if call.form.features is None else (call.form.features,)
@@ -110,15 +119,21 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
         rows = Rows(tile, scores.expand(shape), mask, weights.expand(shape))
         return tuple(field.of_rows(rows, argument) for field, argument in fields.values())
 
-    parts = over_rows(call, panel)
+    with uncast(call):
+        parts = over_rows(call, panel, rows_of_panel(call) if tiled else call.nq)
     results = {}
     for (name, (field, _)), found in zip(fields.items(), zip(*parts, strict=True), strict=True):
         whole = sum(found[1:], found[0]) if field.axis is None else torch.cat(found, field.axis)
-        results[name] = _shown(call, whole, field.axis)
+        results[name] = shown(call, whole, field.axis)
     return results
 
 
-def _shown(call: Call, x: Tensor, axis: int | None) -> Tensor:
+def uncast(call: Call) -> AbstractContextManager[Any]:
+    """What is asked of a call is as wide as the call was, also inside autocast."""
+    return torch.autocast(call.device.type, enabled=False) if autocasting(call.device) else nullcontext()
+
+
+def shown(call: Call, x: Tensor, axis: int | None) -> Tensor:
     """Features last, the axis of a single query dropped."""
     if call.form.multi:
         x = x.movedim(len(call.lead), -1)

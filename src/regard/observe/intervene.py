@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 
 from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment
-from regard.general.alignments.base import softmax
+from regard.general.alignments.base import readable, softmax
 from regard.general.masks import Keys, Sizes
 from regard.observe.record import observing, paths_of
+from regard.observe.trace import ADOPT
 from regard.ops import hooks
 from regard.ops.call import Align, Call, Tile
-from regard.ops.random import PERMUTE, draw_seed
+from regard.ops.random import PERMUTE, draw_seed, uniform
 
 Change = Callable[[Call], Call]
 
@@ -29,6 +31,9 @@ class Replaced(Alignment):
         super().__init__()
         self.original = original
 
+    def prepare(self, call: Call) -> Mapping[str, Any]:
+        return self.original.prepare(call)
+
     def original_weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         """What the replaced alignment would have given."""
         return self.original.weights(scores, mask, tile)
@@ -38,29 +43,42 @@ class Uniform(Replaced):
     """The same weight for every key that may be attended: mean pooling."""
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
-        return softmax(torch.zeros_like(scores), mask)
+        return softmax(torch.zeros_like(scores), readable(scores, mask))
 
 
-class Permuted(Replaced):
+class Shuffling(Replaced):
+    """One that draws its own numbers: several may be nested, and stay independent of each other and of the original."""
+
+    def __init__(self, original: Align, seed: Tensor) -> None:
+        super().__init__(original)
+        self.seed = seed
+
+    def noise(self, scores: Tensor, tile: Tile) -> Tensor:
+        """A number in (0, 1) for each weight."""
+        call = tile.call
+        drawn = uniform(self.seed, call.lead, call.form.features, tile.i, tile.j, PERMUTE)
+        return drawn.to(scores.dtype)
+
+
+class Permuted(Shuffling):
     """The original weights of each row, in random order among the keys that may be attended."""
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
-        weights = self.original_weights(scores, mask, tile)
-        allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand(scores.shape)
-        noise = tile.uniform(PERMUTE).to(scores.dtype).expand(scores.shape)
+        noise = self.noise(scores, tile)
+        weights = self.original_weights(scores, mask, tile).expand(noise.shape)
+        allowed = readable(scores, mask).expand(noise.shape)
         shuffled = torch.where(allowed, noise, math.inf).argsort(-1)
         ordered = (~allowed).to(torch.uint8).argsort(dim=-1, stable=True)
-        weights = weights.expand(scores.shape)
         return torch.zeros_like(weights).scatter(-1, ordered, weights.gather(-1, shuffled))
 
 
-class Random(Replaced):
+class Random(Shuffling):
     """Weights drawn evenly from the simplex over the keys that may be attended."""
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         # Normalised exponential variables are uniform on the simplex; a softmax of their logarithms normalises them.
-        exponential = -torch.log(tile.uniform(PERMUTE).to(scores.dtype))
-        return softmax(exponential.log().expand(scores.shape), mask)
+        exponential = -torch.log(self.noise(scores, tile))
+        return softmax(exponential.log(), readable(scores, mask))
 
 
 class Frozen(Replaced):
@@ -106,7 +124,7 @@ def given(weights: Tensor) -> Change:
 
 
 def erase(keys: Tensor | Sequence[int] | int) -> Change:
-    """Forbid some keys, by index or as booleans (..., N); the weights of the others are renormalised."""
+    """Forbid some keys, by index or as booleans (..., N): the same as masking them, so the others are renormalised."""
 
     def change(call: Call) -> Call:
         if isinstance(keys, Tensor) and keys.dtype == torch.bool:
@@ -117,19 +135,28 @@ def erase(keys: Tensor | Sequence[int] | int) -> Change:
                 raise IndexError(refusal("keys", index.tolist(), f"indices of {call.n} keys"))
             kept = torch.ones(call.n, dtype=torch.bool, device=call.device).index_fill(0, index % max(call.n, 1), False)
         erased = Keys(kept).bind(Sizes(call.lead, call.nq, call.n))
-        return call.with_(mask=erased if call.mask is None else call.mask.also(erased))  # type: ignore[attr-defined]
+        changed = call.with_(mask=erased if call.mask is None else call.mask.also(erased))  # type: ignore[attr-defined]
+        return changed.with_(prepared=call.align.prepare(changed))
 
     return change
 
 
-def _seeded(call: Call) -> Call:
-    return call if call.seed is not None else call.with_(seed=draw_seed(call.device))
+def replace_by(align: Alignment) -> Change:
+    """Align the same scores otherwise."""
+
+    def change(call: Call) -> Call:
+        if call.seed is None and align.needs_seed(call.training):
+            call = call.with_(seed=draw_seed(call.device))
+        call = call.with_(align=align)
+        return call.with_(prepared=align.prepare(call))
+
+    return change
 
 
 NAMED: dict[str, Change] = {
     "uniform": lambda call: call.with_(align=Uniform(call.align)),
-    "permuted": lambda call: _seeded(call).with_(align=Permuted(call.align)),
-    "random": lambda call: _seeded(call).with_(align=Random(call.align)),
+    "permuted": lambda call: call.with_(align=Permuted(call.align, draw_seed(call.device))),
+    "random": lambda call: call.with_(align=Random(call.align, draw_seed(call.device))),
     "frozen": lambda call: call.with_(align=Frozen(call.align)),
 }
 
@@ -139,7 +166,7 @@ def as_change(how: str | Tensor | Alignment | Change, keys: Any = None) -> Chang
     if isinstance(how, Tensor):
         return given(how)
     if isinstance(how, Alignment):
-        return lambda call: call.with_(align=how, prepared=how.prepare(call))
+        return replace_by(how)
     if isinstance(how, str):
         if how == "erased":
             if keys is None:
@@ -164,6 +191,8 @@ def intervene(
 ) -> Iterator[None]:
     """Change every attention of a model, or those at some paths, while it runs.
 
+    Under activation checkpointing the backward computes the attention again: run it inside, too.
+
     Args:
         model: any module that holds attention of this library.
         how: `"uniform"`, `"permuted"`, `"random"` (anew in every call), `"frozen"` (constants for the gradient), `"erased"` with
@@ -187,8 +216,14 @@ def intervene(
                 raise ValueError(refusal("at", repr(path), "a path of the model", nearest(path, paths.values())))
         paths = {key: p for key, p in paths.items() if any(p == w or p.startswith(f"{w}.") or w == "" for w in wanted)}
 
+    reached = False
+
     def intervention(module: nn.Module, call: Call) -> Call:
-        return change(call) if id(module) in paths else call
+        nonlocal reached
+        if id(module) not in paths:
+            return call
+        reached = True
+        return change(call)
 
     with observing():
         hooks.interventions.append(intervention)
@@ -196,3 +231,6 @@ def intervene(
             yield
         finally:
             hooks.interventions.remove(intervention)
+    if not reached:
+        # A result that was meant to be without attention, and is not, would be believed.
+        warnings.warn(f"intervene({how!r}): no attention ran, so nothing was changed. {ADOPT}", stacklevel=3)

@@ -15,17 +15,27 @@ from regard.observe.trace import Recorded, Trace
 from regard.ops import hooks
 from regard.ops.call import Call
 
-_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def _is_wrapper(parent: nn.Module, name: str) -> bool:
+    """Whether a child is all there is to its parent; `module` is also a name that people give."""
+    return name in _WRAPPERS or (name == "module" and len(list(parent.children())) == 1)
 
 
 def paths_of(model: nn.Module) -> dict[int, str]:
     """The path of each module by identity, without the segments that wrappers add."""
     if not isinstance(model, nn.Module):
         raise TypeError(refusal("model", type(model).__name__, "a torch.nn.Module"))
-    paths: dict[int, str] = {}
-    for name, module in model.named_modules():
-        plain = [part for part in name.split(".") if part not in _WRAPPERS]
-        paths.setdefault(id(module), ".".join(plain))
+    paths = {id(model): ""}
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        before, _, last = name.rpartition(".")
+        if name:
+            parent = modules[before]
+            outer = paths[id(parent)]
+            inner = "" if _is_wrapper(parent, last) else last
+            paths[id(module)] = f"{outer}.{inner}".strip(".")
     return paths
 
 

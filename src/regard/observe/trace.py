@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ from torch import Tensor
 
 from regard._errors import nearest, refusal
 from regard.general.alignments.base import softmax
-from regard.observe.fields import FIELDS, compute
+from regard.observe.fields import FIELDS, compute, shown, uncast
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call
+from regard.ops.dispatch import wants_dense
+
+ADOPT = "Attention of torch or Hugging Face is seen after regard.adopt(model)."
 
 
 class Recorded:
@@ -82,11 +85,14 @@ class Recorded:
         return self._call.form.multi if self._call is not None else "multi" in self._fields
 
     def log_prob(self) -> Tensor:
-        """Log-probability of what the alignment sampled."""
-        found = self.call.align.log_prob(self.call)
+        """Log-probability of what was sampled: (..., Nq), features last, of keys chosen by each query; else (...)."""
+        call = self.call
+        with uncast(call):
+            found = call.align.log_prob(call)
         if found is None:
-            raise ValueError(f"{type(self.call.align).__name__} samples nothing: it has no log-probability")
-        return found
+            raise ValueError(f"{type(call.align).__name__} samples nothing: it has no log-probability")
+        by_query = found.dim() == len(call.lead) + 1 + call.form.multi
+        return shown(call, found, -1) if by_query else found
 
     def expected_loss(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
         r"""The exact marginal $\sum_j p_{ij}\, \mathrm{loss}(v_j)$ over what a hard alignment may read, for small N.
@@ -99,9 +105,10 @@ class Recorded:
             raise ValueError("expected_loss: a multi-dimensional alignment chooses a key for each feature")
 
         def probabilities(i: range) -> Tensor:
-            return softmax(call.scores(i, tiled=True), call.tile(i).mask())
+            return softmax(call.scores(i, tiled=not wants_dense()), call.tile(i).mask())
 
-        p = torch.cat(over_rows(call, probabilities), -2).expand(*call.lead, call.nq, call.n)
+        with uncast(call):
+            p = torch.cat(over_rows(call, probabilities), -2).expand(*call.lead, call.nq, call.n)
         total = torch.zeros((), dtype=p.dtype, device=p.device)
         for j in range(call.n):
             context = call.value[..., j : j + 1, :].expand(*call.lead, call.nq, -1)
@@ -150,7 +157,7 @@ class Trace:
         if path not in self._calls:
             if not self._calls:
                 raise KeyError(
-                    f"trace: nothing was recorded, so there is no {path!r}; did the model run inside record()?"
+                    f"trace: nothing was recorded, so there is no {path!r}; did the model run inside record()? {ADOPT}"
                 )
             raise KeyError(refusal("path", repr(path), "a recorded attention", nearest(path, self._calls)))
         return self._calls[path]
@@ -196,14 +203,12 @@ class Trace:
                     tensors[f"{len(index) - 1}.{name}"] = x.detach().cpu().contiguous()
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             save_file(tensors, partial, metadata={"regard_trace": json.dumps(index)})
             os.replace(partial, target)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def load_trace(path: str | Path) -> Trace:

@@ -71,7 +71,7 @@ def _leaky_relu(slope: float) -> Activation:
     return Activation(
         f"leaky_relu:{slope!r}",
         lambda z: F.leaky_relu(z, slope),
-        lambda z: torch.where(z > 0, 1.0, slope).to(z.dtype),
+        lambda z: torch.where(z > 0, torch.ones_like(z), slope),
     )
 
 

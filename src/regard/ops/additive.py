@@ -14,6 +14,7 @@ that compiled graphs keep them whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,7 +50,7 @@ class _Operands:
         dtype = torch.promote_types(a.dtype, torch.float32)
 
         def flat(x: Tensor) -> Tensor:
-            return x.to(dtype).expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+            return x.to(dtype).expand(*lead, *x.shape[-2:]).reshape(lead.numel(), *x.shape[-2:])
 
         return _Operands(flat(a), flat(u), flat(weight))
 
@@ -70,10 +71,14 @@ class _Operands:
 
 
 class _Hidden:
-    """Computes the hidden layer of a tile, by the factorised exponentials where they are safe."""
+    """Computes the hidden layer of a tile, by the factorised exponentials where they are safe.
+
+    Tiles are written into one workspace: freeing and allocating megabytes for each would fragment the heap.
+    """
 
     def __init__(self, operands: _Operands, act: Activation) -> None:
         self.act, self.a, self.u = act, operands.a, operands.u
+        self.spaces: dict[str, Tensor] = {}
         self.factors: tuple[Tensor, Tensor] | None = None
         if act.logistic is None or self.a.device.type != "cpu" or 0 in (self.a.numel(), self.u.numel()):
             return
@@ -92,12 +97,21 @@ class _Hidden:
             return None
         if not self.all_safe and bool(self.a_unsafe[b, i].any() | self.u_unsafe[b, j].any()):
             return None
-        left, right = self.factors
-        return torch.mul(left[b, i, None, :], right[b, None, j, :]).add_(1).reciprocal_()
+        left, right = self.factors[0][b, i, None, :], self.factors[1][b, None, j, :]
+        return torch.mul(left, right, out=self.space("tile", left, right)).add_(1).reciprocal_()
+
+    def space(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Part of a workspace, shaped like the broadcast of both; what it held before is lost."""
+        shape = torch.broadcast_shapes(left.shape, right.shape)
+        count = math.prod(shape)
+        if name not in self.spaces or self.spaces[name].numel() < count:
+            self.spaces[name] = self.a.new_empty(count)
+        return self.spaces[name][:count].view(shape)
 
     def sums(self, box: tuple[slice, slice, slice]) -> Tensor:
         b, i, j = box
-        return self.a[b, i, None, :] + self.u[b, None, j, :]
+        left, right = self.a[b, i, None, :], self.u[b, None, j, :]
+        return torch.add(left, right, out=self.space("tile", left, right))
 
 
 def _matmul(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -140,7 +154,7 @@ def additive_scores_backward(
     x, function = _Operands.of(a, u, weight), activation(act)
     assert function.derivative is not None
     hidden = _Hidden(x, function)
-    grad = grad.to(x.a.dtype).reshape(-1, *grad.shape[-3:])
+    grad = grad.to(x.a.dtype).reshape(x.a.shape[0], *grad.shape[-3:])
     da, du, dweight = torch.zeros_like(x.a), torch.zeros_like(x.u), torch.zeros_like(x.weight)
     for box in x.tiles():
         b, i, j = box
@@ -153,7 +167,8 @@ def additive_scores_backward(
             slope = function.derivative(z)
         else:
             shift, gain, rate = function.logistic  # type: ignore[misc]
-            dweight[b] += torch.bmm((r * gain + shift).view(*flat.shape[:2], -1).mT, flat)
+            value = torch.mul(r, gain, out=hidden.space("value", r, r)).add_(shift)
+            dweight[b] += torch.bmm(value.view(*flat.shape[:2], -1).mT, flat)
             # act' = -gain rate r (1 - r), written over r.
             slope = r.addcmul_(r, r, value=-1).mul_(-gain * rate)
         if g.shape[-1] == 1:

@@ -15,12 +15,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.ops.call import Call
+from regard.ops.heap import return_freed_memory
 
 T = TypeVar("T")
 
 # Scores of one panel. A backward needs a handful of such arrays at once.
 CPU_PANEL_ELEMENTS = 1 << 21
 GPU_PANEL_ELEMENTS = 1 << 26
+# From here on a panel's temporaries are worth giving back to the system.
+LARGE_PANEL_ELEMENTS = 1 << 19
 
 
 def panel_rows(call: Call) -> int:
@@ -37,13 +40,46 @@ def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -
     rows = panel_rows(call) if rows is None else rows
     if rows >= call.nq:
         return [part(range(call.nq))]
-    panels = [range(i, min(i + rows, call.nq)) for i in range(0, call.nq, rows)]
+    return [recomputed(part, i) for i in panels(call, rows)]
+
+
+def panels(call: Call, rows: int) -> list[range]:
+    """The queries in panels of so many rows."""
+    return [range(i, min(i + rows, call.nq)) for i in range(0, call.nq, rows)]
+
+
+def recomputed(part: Callable[[range], T], i: range) -> T:
+    """Compute a panel now, and once more in the backward."""
     if not torch.is_grad_enabled():
-        return [part(i) for i in panels]
-    return [checkpoint(part, i, use_reentrant=False, preserve_rng_state=False) for i in panels]
+        return part(i)
+    result: T = checkpoint(part, i, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def wide_dtype(call: Call) -> torch.dtype:
+    """The dtype in which a call is computed."""
+    return torch.promote_types(call.value.dtype, torch.float32)
 
 
 def blockwise(call: Call, rows: int | None = None) -> Tensor:
     """Attend panel by panel."""
-    panels = over_rows(call, lambda i: call.read(call.weights(i, tiled=True), i), rows)
-    return panels[0] if len(panels) == 1 else torch.cat(panels, -2)
+    rows = panel_rows(call) if rows is None else rows
+    if rows >= call.nq:
+        return call.read(call.weights(tiled=True))
+    compiling = torch.compiler.is_compiling()
+    elements = math.prod(call.lead) * rows * call.form.row_elements
+    tidy = call.device.type == "cpu" and elements >= LARGE_PANEL_ELEMENTS and not compiling
+
+    def attend(i: range) -> Tensor:
+        if tidy and i.start // rows % 2 == 0:
+            return_freed_memory()
+        return call.read(call.weights(i, tiled=True), i)
+
+    if compiling:
+        return torch.cat(over_rows(call, attend, rows), -2)
+    # Each panel is written to its place at once: results that wait between the large temporaries of the panels would keep
+    # their memory from being reused.
+    whole = torch.empty(*call.lead, call.nq, call.value.shape[-1], dtype=wide_dtype(call), device=call.device)
+    for panel in panels(call, rows):
+        whole[..., panel.start : panel.stop, :] = recomputed(attend, panel)
+    return whole

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.ops.forms import Form, wide
+from regard.ops.forms import Form, common_shape, wide
 from regard.ops.random import DROPOUT, uniform
 
 Bias = Tensor | Callable[[Tensor, Tensor], Tensor]
@@ -42,6 +42,10 @@ class Align(Protocol):
     @property
     def temperature_of_softmax(self) -> float | Tensor | None:
         """Of a plain softmax over the allowed keys; None for anything else."""
+        ...
+
+    def prepare(self, call: Call) -> Mapping[str, Any]:
+        """What it needs beside the scores, once a call."""
         ...
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
@@ -81,7 +85,7 @@ class Call:
 
     @property
     def lead(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.form.lead, self.value.shape[:-2]))
+        return common_shape(self.form.lead, self.value.shape[:-2])
 
     @property
     def nq(self) -> int:
@@ -114,7 +118,7 @@ class Call:
     def read(self, weights: Tensor, i: range | None = None, *, drop: bool = True) -> Tensor:
         """Sum the values by these weights of the queries i: (..., len(i), d_v) in the dtype of the values."""
         if drop and self.dropout > 0.0:
-            weights = weights * self.tile(i).keep().to(weights.dtype)
+            weights = weights * self.tile(i).keep(weights.dtype)
         value = self.value.to(weights.dtype)
         if self.form.multi:
             context = (weights @ value.mT[..., None]).squeeze(-1).mT
@@ -176,7 +180,8 @@ class Tile:
             raise RuntimeError("this call has no seed, but its alignment is random: prepare() must ask for one")
         return uniform(call.seed, call.lead, call.form.features, self.i, self.j, purpose)
 
-    def keep(self) -> Tensor:
+    def keep(self, dtype: torch.dtype) -> Tensor:
         """Dropout factors of the tile: 0 or 1 / (1 - p)."""
         p = self.call.dropout
-        return (self.uniform(DROPOUT) >= p) / (1.0 - p) if p < 1.0 else torch.zeros((), device=self.call.device)
+        kept = (self.uniform(DROPOUT) >= p).to(dtype)
+        return kept / (1.0 - p) if p < 1.0 else kept

@@ -88,21 +88,39 @@ def choose(call: Call, impl: str) -> Dispatch:
         return Dispatch(impl, "asked for")
     reason = why_not_fused(call) or why_not_worthwhile(call)
     if reason is None:
-        return Dispatch("fused", "plain bilinear scores under a softmax: one library call")
+        what = "plain bilinear scores under a softmax: one library call"
+        return Dispatch("fused", what if call.form.is_plain else "additive scores under a softmax: our kernel")
     if _is_small(call):
         return Dispatch("dense", f"{reason}; small enough for the equation itself")
-    rows = _overrides[-1].rows if _overrides and _overrides[-1].rows else panel_rows(call)
+    if torch._C._are_functorch_transforms_active():
+        return Dispatch("dense", f"{reason}; torch.func takes neither recomputation nor gradients of operators")
+    rows = rows_of_panel(call)
     return Dispatch("blockwise", f"{reason}; {math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows")
+
+
+def rows_of_panel(call: Call) -> int:
+    """Query rows of a blockwise panel: as many as were asked for, or as many as fit."""
+    asked = _overrides[-1].rows if _overrides else None
+    return panel_rows(call) if asked is None else asked
+
+
+def wants_dense() -> bool:
+    """Whether everything inside is to be dense, with derivatives of every order."""
+    return bool(_overrides) and _overrides[-1].impl == "dense"
+
+
+def autocasting(device: torch.device) -> bool:
+    """Whether autocast is on for a device; some, such as meta, know none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def execute(call: Call, impl: str) -> Tensor:
     """Run a call: (..., Nq, d_v) in the dtype of its values."""
     path = choose(call, impl).path
-    device = call.device.type
-    if not torch.is_autocast_enabled(device):
+    if not autocasting(call.device):
         return _run(call, path).to(call.value.dtype)
     # The operands already have autocast's dtype; what is computed from them here must stay wide.
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(call.device.type, enabled=False):
         return _run(call, path).to(call.value.dtype)
 
 
@@ -111,10 +129,13 @@ def _run(call: Call, path: str) -> Tensor:
         return dense(call)
     if path == "fused":
         return fused(call)
-    return blockwise(call, _overrides[-1].rows if _overrides else None)
+    return blockwise(call, rows_of_panel(call))
 
 
 def _is_small(call: Call) -> bool:
+    if call.nq == 1:
+        # The hidden layer of a single query is no larger than the projected keys.
+        return True
     pairs = math.prod(call.lead) * call.nq * call.n
     width = call.form.a.shape[-1] if isinstance(call.form, AdditiveForm) else 1
     return pairs * width <= SMALL_HIDDEN_ELEMENTS

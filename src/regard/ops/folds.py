@@ -56,6 +56,14 @@ def finish(fold: Fold, state: State, tile: Tile) -> Tensor:
     return context.squeeze(-1).mT if tile.call.form.multi else context
 
 
+def tempered(scores: Tensor, temperature: float | Tensor) -> Tensor:
+    """Scores over the temperature; a score of minus infinity stays, and teaches the temperature nothing."""
+    if not isinstance(temperature, Tensor):
+        return scores if temperature == 1.0 else scores / temperature
+    finite = scores > -math.inf
+    return torch.where(finite, torch.where(finite, scores, 0.0) / temperature, -math.inf)
+
+
 class SoftFold:
     """Softmax, its scores changed by `change`, its numerator multiplied by `gain`."""
 
@@ -76,7 +84,7 @@ class SoftFold:
         if self.change is not None:
             scores = self.change(scores, tile)
         mask = tile.mask()
-        scores = scores / self.temperature
+        scores = tempered(scores, self.temperature)
         scores = scores if mask is None else torch.where(mask, scores, -math.inf)
         m = _maximum(scores)
         weights = torch.exp(scores - _finite(m))

@@ -23,6 +23,14 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that all broadcast to. Most are equal, and the library's own function costs more than a small product."""
+    known = [shape for shape in shapes if len(shape) > 0]
+    if all(shape == known[0] for shape in known):
+        return tuple(known[0]) if known else ()
+    return tuple(torch.broadcast_shapes(*known))
+
+
 @dataclass(frozen=True)
 class BilinearForm:
     """One dot product a pair; `multi` says that a feature axis stands before the query and key axes."""
@@ -39,7 +47,7 @@ class BilinearForm:
     @property
     def lead(self) -> tuple[int, ...]:
         axes = -3 if self.multi else -2
-        return tuple(torch.broadcast_shapes(self.query.shape[:axes], self.key.shape[:axes]))
+        return common_shape(self.query.shape[:axes], self.key.shape[:axes])
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -61,7 +69,9 @@ class BilinearForm:
 
     def scores(self, i: range) -> Tensor:
         rows = slice(i.start, i.stop)
-        e = wide(self.query[..., rows, :]) @ wide(self.key).mT * self.scale
+        e = wide(self.query[..., rows, :]) @ wide(self.key).mT
+        if self.scale != 1.0:
+            e = e * self.scale
         if self.offset is not None:
             e = e + wide(self.offset)
         if self.activation is not None:
@@ -90,7 +100,7 @@ class AdditiveForm:
         shapes = [self.a.shape[:-2], self.u.shape[:-2]]
         if self.weight is not None:
             shapes.append(self.weight.shape[: -2 if self.multi else -1])
-        return tuple(torch.broadcast_shapes(*shapes))
+        return common_shape(*shapes)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -121,8 +131,9 @@ class AdditiveForm:
             return hidden.movedim(-1, -3)
         weight = wide(self.weight)
         if self.multi:
-            return (hidden @ weight[..., None, :, :]).movedim(-1, -3)
-        return (hidden @ weight[..., None, :, None]).squeeze(-1)
+            # Without heads one large product, not one for each leading entry.
+            return (hidden @ (weight if weight.dim() == 2 else weight[..., None, :, :])).movedim(-1, -3)
+        return hidden @ weight if weight.dim() == 1 else (hidden @ weight[..., None, :, None]).squeeze(-1)
 
     def tiled(self, i: range) -> Tensor:
         if self.weight is None or self.activation.derivative is None:

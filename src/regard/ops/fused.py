@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.ops.call import Call
 from regard.ops.forms import BilinearForm
+from regard.ops.kernels import additive_kernel, why_not_kernel
 
 # Above this a mask or bias that must be written out makes the call quadratic in memory: blockwise is better.
 WRITTEN_MASK_ELEMENTS = 1 << 26
@@ -22,7 +23,7 @@ WRITTEN_MASK_ELEMENTS = 1 << 26
 def why_not_fused(call: Call) -> str | None:
     """The reason why this call has no fused execution, or None."""
     if not isinstance(call.form, BilinearForm):
-        return "the additive form has no fused execution on this device"
+        return why_not_kernel(call)
     if not call.form.is_plain:
         return f"activation {call.form.activation.spec!r} on the scores"  # type: ignore[union-attr]
     if call.align.temperature_of_softmax is None:
@@ -48,9 +49,10 @@ def why_not_worthwhile(call: Call) -> str | None:
 
 
 def fused(call: Call) -> Tensor:
-    """Softmax attention by one library call."""
+    """Softmax attention by one library call, or by our kernel for additive scores."""
     form = call.form
-    assert isinstance(form, BilinearForm)
+    if not isinstance(form, BilinearForm):
+        return additive_kernel(call)
     lead, nq, n = call.lead, call.nq, call.n
     if 0 in (n, nq, *lead):
         return call.value.new_zeros(*lead, nq, call.value.shape[-1])
@@ -101,13 +103,18 @@ def _mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tenso
     if call.bias is None and getattr(call.mask, "is_plain_causal", False):
         return None, None
     allowed, bias = tile.mask(), tile.bias()
+    temperature = call.align.temperature_of_softmax
     if bias is None:
         assert allowed is not None
         alive = allowed.any(-1, keepdim=True)
         return _mask_axes(allowed | ~alive, lead), alive
+    assert temperature is not None
+    bias = bias / temperature
     if allowed is not None:
         bias = torch.where(allowed, bias, -math.inf)
     alive = bias.amax(-1, keepdim=True) > -math.inf
+    # On the CPU the library adds a wide bias to half-precision products; rounded, it would move the weights.
+    dtype = torch.promote_types(dtype, torch.float32) if bias.device.type == "cpu" else dtype
     return _mask_axes(torch.where(alive, bias, 0.0).to(dtype), lead), alive
 
 
@@ -136,4 +143,8 @@ def _needs_bias_gradient(call: Call) -> bool:
     if call.bias is None or not torch.is_grad_enabled():
         return False
     # A function of indices may close over parameters; only calling it would tell.
-    return not isinstance(call.bias, Tensor) or call.bias.requires_grad
+    if not isinstance(call.bias, Tensor) or call.bias.requires_grad:
+        return True
+    # The bias is divided by the temperature.
+    temperature = call.align.temperature_of_softmax
+    return isinstance(temperature, Tensor) and temperature.requires_grad

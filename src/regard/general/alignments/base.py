@@ -53,20 +53,23 @@ class Alignment(nn.Module):
         return None
 
 
+def readable(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Which keys a row may read: those allowed, but for a score of minus infinity (a bias used as a mask)."""
+    finite = scores > -math.inf
+    return finite if mask is None else finite & mask
+
+
 def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores with minus infinity where the mask forbids."""
     return scores if mask is None else torch.where(mask, scores, -math.inf)
 
 
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the allowed keys; zeros, with zero gradients, where there are none.
-
-    A score of minus infinity (a bias used as a mask) counts as not allowed.
-    """
+    """Softmax over the keys that may be read; zeros, with zero gradients, where there are none."""
     if scores.shape[-1] == 0:
         return scores
     scores = masked(scores, mask)
-    allowed = scores > -math.inf
+    allowed = readable(scores, None)
     # A row without any allowed key is computed from zeros and then dropped, so that no NaN arises in either direction.
     safe = torch.where(allowed.any(-1, keepdim=True), scores, 0.0)
     return torch.where(allowed, safe.softmax(-1), 0.0)

@@ -119,12 +119,17 @@ class Hard(Alignment):
 
     def _sampled(self, call: Call, i: range) -> Tensor:
         tile = call.tile(i)
-        return best(self.perturbed(call.scores(i, tiled=True), tile), tile.mask())
+        return best(self.perturbed(self._scores(call, i), tile), tile.mask())
 
     @staticmethod
-    def _log_policy(call: Call, i: range) -> Tensor:
+    def _scores(call: Call, i: range) -> Tensor:
+        """Scores with every leading axis of the call, since each of its entries draws for itself."""
+        scores = call.scores(i, tiled=True)
+        return scores.expand(*call.lead, *scores.shape[-3 if call.form.multi else -2 :])
+
+    def _log_policy(self, call: Call, i: range) -> Tensor:
         """Log-probabilities of the keys; minus infinity where a key may not be read."""
-        scores = masked(call.scores(i, tiled=True), call.tile(i).mask())
+        scores = masked(self._scores(call, i), call.tile(i).mask())
         allowed = scores > -math.inf
         safe = torch.where(allowed.any(-1, keepdim=True), scores, 0.0) if scores.shape[-1] else scores
         return torch.where(allowed, safe.log_softmax(-1), -math.inf)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.catalog import register
-from regard.general.alignments.base import Alignment, softmax
+from regard.general.alignments.base import Alignment, readable, softmax
 from regard.general.scores.base import matrix, vector, width
 from regard.ops.call import Call, Tile
 from regard.ops.folds import BestFold, FallbackFold, Fold, SoftFold
@@ -107,7 +107,8 @@ class Local(Alignment):
     def positions(self, call: Call) -> Tensor:
         """The real positions p, (..., Nq)."""
         if self.position == "monotonic":
-            return torch.arange(call.start, call.start + call.nq, device=call.device, dtype=torch.float32)
+            dtype = torch.promote_types(call.value.dtype, torch.float32)
+            return torch.arange(call.start, call.start + call.nq, device=call.device, dtype=dtype)
         if call.query is None:
             fix = "Fix: give a query, or use position='monotonic'."
             raise ValueError(refusal("query", None, "a query, since the position is predicted from it", fix))
@@ -142,7 +143,7 @@ class Local(Alignment):
         p = tile.per_row(tile.call.prepared["position"]).detach()
         j = tile.positions()[1]
         inside = self.inside(p, j)
-        allowed = torch.ones((), dtype=torch.bool, device=scores.device) if mask is None else mask
+        allowed = readable(scores, mask)
         window = inside & allowed
         distance = torch.where(allowed, (j - p).abs(), math.inf)
         # The first of equals: the lower position.
@@ -170,7 +171,8 @@ class Local(Alignment):
             return torch.where(self.inside(position(part), part.positions()[1]), scores, -math.inf)
 
         def nearness(scores: Tensor, part: Tile) -> Tensor:
-            return -(part.positions()[1] - position(part)).abs().to(scores.dtype).expand_as(scores)
+            near = -(part.positions()[1] - position(part)).abs().to(scores.dtype)
+            return torch.where(readable(scores, None), near, -math.inf)
 
         def bump(part: Tile) -> Tensor:
             return self.log_gaussian(part).exp()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.catalog import register
-from regard.general.alignments.base import Alignment, softmax
+from regard.general.alignments.base import Alignment, readable, softmax
 from regard.general.scores.base import matrix, vector, width, zeros
 from regard.ops.call import Call, Tile
 from regard.ops.folds import FallbackFold, Fold, SoftFold
@@ -133,10 +133,9 @@ class Reinforced(Alignment):
         return drawn < logits.sigmoid()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
-        selected = tile.per_key(tile.call.prepared["selected"])
-        subset = selected if mask is None else mask & selected
+        everything = readable(scores, mask)
+        subset = everything & tile.per_key(tile.call.prepared["selected"])
         empty = ~subset.any(-1, keepdim=True)
-        everything = torch.ones_like(subset) if mask is None else mask
         return softmax(torch.where(empty, 0.0, scores), torch.where(empty, everything, subset))
 
     def log_prob(self, call: Call) -> Tensor:
@@ -152,7 +151,7 @@ class Reinforced(Alignment):
             return torch.where(part.per_key(part.call.prepared["selected"]), scores, -math.inf)
 
         def equal(scores: Tensor, part: Tile) -> Tensor:
-            return torch.zeros_like(scores)
+            return torch.where(readable(scores, None), 0.0, -math.inf).to(scores.dtype)
 
         return FallbackFold(SoftFold(change=in_subset), SoftFold(change=equal))
 
@@ -165,7 +164,7 @@ class ReinforcedPairs(Reinforced):
 
     $$M_{ij} = [z^h_i = z^d_j = 1]$$
 
-    A query that is not selected reads the mean of all valid tokens. Used by `ReinforcedSelfAttention` (Shen et al. 2018,
+    A query that is not selected reads the mean of all tokens that somebody may attend. Used by `ReinforcedSelfAttention` (Shen et al. 2018,
     https://arxiv.org/abs/1801.10296).
 
     Args:
@@ -196,7 +195,8 @@ class ReinforcedPairs(Reinforced):
         attends = self.select(logits, call, 1)
         return {
             **dependents,
-            "attends": attends,
+            # A row with nothing to attend to reads nothing, selected or not: its choice has no probability to learn by.
+            "attends": attends if alive is None else attends | ~alive,
             "log_prob": dependents["log_prob"] + log_probability(logits, attends, alive),
             "entropy": dependents["entropy"] + bernoulli_entropy(logits, alive),
         }

@@ -9,7 +9,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, softmax
 from regard.ops.call import Tile
-from regard.ops.folds import Fold, SoftFold
+from regard.ops.folds import Fold, SoftFold, tempered
 
 
 @register(
@@ -54,8 +54,11 @@ class Soft(Alignment):
         return self.temperature if self.log_temperature is None else self.log_temperature.exp()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
-        temperature = self.temperature_of_softmax
-        return softmax(scores if temperature == 1.0 else scores / temperature, mask)
+        scores = tempered(scores, self.temperature_of_softmax)
+        if mask is None and tile.call.bias is None:
+            # Nothing is forbidden, so no row is without keys.
+            return scores.softmax(-1)
+        return softmax(scores, mask)
 
     def fold(self, tile: Tile) -> Fold:
         return SoftFold(self.temperature_of_softmax)

@@ -65,7 +65,8 @@ class Entmax(Alignment):
         return entmax(scores, mask, self.alpha)
 
     def extra_repr(self) -> str:
-        return f"alpha={float(self.alpha):.4g}, learnable={self.alpha_logit is not None}"
+        alpha = self.alpha.item() if isinstance(self.alpha, Tensor) else self.alpha
+        return f"alpha={alpha:.4g}, learnable={self.alpha_logit is not None}"
 
 
 @register(
@@ -100,7 +101,7 @@ def entmax(scores: Tensor, mask: Tensor | None, alpha: float | Tensor) -> Tensor
     """Weights of complete rows; zeros where nothing is allowed."""
     if scores.shape[-1] == 0:
         return scores
-    if alpha == 1.0 and not isinstance(alpha, Tensor):
+    if not isinstance(alpha, Tensor) and alpha == 1.0:
         return softmax(scores, mask)
     scores = masked(scores, mask)
     allowed = scores > -math.inf

@@ -226,13 +226,19 @@ class SourceToToken(QueryFree):
     The paper's output bias is a constant of each feature and cancels in every alignment here.
 
     Args:
-        dim: width of keys and values.
+        dim: width of keys.
         hidden_dim: width of the hidden layer; `dim` when not given.
+        features: width of the value; `dim` when not given.
 
     Example:
         >>> SourceToToken(6)(None, torch.randn(2, 5, 6)).shape
         torch.Size([2, 1, 5, 6])
     """
 
-    def __init__(self, dim: int, hidden_dim: int | None = None) -> None:
-        super().__init__(dim, dim if hidden_dim is None else hidden_dim, activation="elu", features=dim)
+    def __init__(self, dim: int, hidden_dim: int | None = None, features: int | None = None) -> None:
+        super().__init__(
+            width("dim", dim),
+            dim if hidden_dim is None else hidden_dim,
+            activation="elu",
+            features=dim if features is None else features,
+        )

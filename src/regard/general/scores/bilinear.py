@@ -141,7 +141,7 @@ class General(Score):
     avoid="a rank so small that it cannot tell the keys apart",
 )
 class LowRankGeneral(Score):
-    r"""Factorised bilinear score (Qiu, Neural Networks and Deep Learning, chapter 8).
+    r"""Factorised bilinear score (Qiu, Neural Networks and Deep Learning, chapter 8, https://nndl.github.io).
 
     $$e_{ij} = k_j^\top U^\top V q_i = (U k_j) \cdot (V q_i), \qquad U \in \mathbb{R}^{r \times d_k},\; V \in \mathbb{R}^{r \times d_q}$$
 

@@ -1,0 +1,68 @@
+"""Encoders between the levels of a hierarchy: maps of sequences to sequences that know which tokens are real."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard._errors import refusal
+from regard.feature.parts import masked_input
+from regard.general.scores.base import width
+
+_KINDS = {"gru": nn.GRU, "lstm": nn.LSTM}
+
+
+class RecurrentEncoder(nn.Module):
+    r"""A recurrent network over the real tokens of a sequence, in both directions by default.
+
+    $$h_j = [\overrightarrow{\mathrm{GRU}}(x_1 \dots x_j);\; \overleftarrow{\mathrm{GRU}}(x_S \dots x_j)]$$
+
+    Padding is skipped wherever it stands, not read: each sequence gives what it would give alone.
+
+    Args:
+        dim: width of the tokens.
+        hidden_dim: width of a direction; half of `dim`, rounded up, when not given.
+        kind: `"gru"` or `"lstm"`.
+        bidirectional: read from both ends.
+
+    Example:
+        >>> RecurrentEncoder(6, 4)(torch.randn(2, 3, 5, 6)).shape
+        torch.Size([2, 3, 5, 8])
+    """
+
+    def __init__(self, dim: int, hidden_dim: int | None = None, kind: str = "gru", bidirectional: bool = True) -> None:
+        super().__init__()
+        if kind not in _KINDS:
+            raise ValueError(refusal("kind", repr(kind), f"one of {', '.join(_KINDS)}"))
+        dim = width("dim", dim)
+        hidden_dim = (dim + 1) // 2 if hidden_dim is None else width("hidden_dim", hidden_dim)
+        self.network = _KINDS[kind](dim, hidden_dim, batch_first=True, bidirectional=bidirectional)
+        self.out_dim = 2 * hidden_dim if bidirectional else hidden_dim
+
+    def forward(
+        self, tokens: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*_ n"] | None = None
+    ) -> Float[Tensor, "*b n h"]:
+        """Encode sequences with any leading axes; what is no real token becomes zero."""
+        tokens, mask = masked_input(tokens, mask, "tokens")
+        shape = (*tokens.shape[:-1], self.out_dim)
+        if 0 in tokens.shape[:-1]:
+            return tokens.new_zeros(shape)
+        flat = tokens.reshape(-1, *tokens.shape[-2:])
+        if mask is None:
+            states, _ = self.network(flat)
+            return states.reshape(shape)  # type: ignore[no-any-return]
+        real = mask.reshape(flat.shape[:2])
+        # Real tokens first, in their order; `back` is the way back.
+        order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)
+        back = order.argsort(-1)
+        lengths = real.sum(-1).clamp(min=1).cpu()
+        packed = pack_padded_sequence(_rows(flat, order), lengths, batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.network(packed)[0], batch_first=True, total_length=flat.shape[1])
+        states = torch.where(real.unsqueeze(-1), _rows(states, back), 0.0)
+        return states.reshape(shape)
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))

@@ -1,0 +1,40 @@
+"""`regard show`, inside this process."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from regard import catalog
+from regard.cli import app
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, ["show", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in catalog.entries()])
+def test_everything_in_the_catalog_can_be_shown(name):
+    entry = catalog.find(name)
+    text = invoke(name)
+    for fact in (entry.name, entry.zh, entry.path, entry.equation, entry.paper, entry.time, entry.choose, entry.avoid):
+        assert fact in text
+    assert f"regard.{entry.cls.__name__}(" in text
+    assert ">>> " in text
+
+
+@pytest.mark.parametrize("spelling", ["scaled-dot", "ScaledDot", "scaled dot", "SCALED_DOT", "缩放点积评分"])
+def test_spellings_of_one_name(spelling):
+    assert json.loads(invoke(spelling, "--json"))["name"] == "scaled-dot"
+
+
+def test_json_is_the_object_of_the_list():
+    assert json.loads(invoke("additive", "--json")) == catalog.find("additive").as_dict()
+
+
+def test_the_constructor_shows_what_makes_this_entry_of_its_class():
+    assert "position='predictive'" in invoke("local-predictive")
+    assert "position='monotonic'" in invoke("local-monotonic")
+    assert "regard.Additive(query_dim, key_dim, hidden_dim, activation='tanh'" in invoke("additive")

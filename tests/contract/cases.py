@@ -1,0 +1,346 @@
+"""One case or more for everything in the catalog: how to make it small, and what to call it with.
+
+A case says of every tensor, mask and result which axes it has, by name. Everything else follows from the names: which rows
+nobody may read (they share an axis with a mask), what padding is, where the batch is. A new mechanism adds its case here
+and is then held to the whole contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import regard as rg
+from regard import catalog
+from regard.catalog import Entry
+from tests.cases import scrambled
+
+Axes = tuple[str | int, ...]
+
+# Every size a different prime, so that no two axes can be mistaken for each other.
+SIZES = {"b": 3, "nq": 5, "n": 7}
+WIDTHS = {"query_dim": 2, "key_dim": 11, "value_dim": 13, "hidden_dim": 17}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a mechanism is called with."""
+
+    tensors: dict[str, Tensor]
+    masks: dict[str, Tensor]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with every tensor, not the masks, changed."""
+        return replace(self, tensors={name: change(x) for name, x in self.tensors.items()})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism, made small, with the axes of what goes in and what comes out.
+
+    The first axis of everything is `b`, the batch. A mask covers every tensor whose row axis (the last but one) it has.
+    """
+
+    name: str
+    entry: str
+    make: Callable[[], nn.Module]
+    tensors: Mapping[str, Axes]
+    masks: Mapping[str, Axes]
+    result: Axes
+    call: Callable[[nn.Module, Inputs], Tensor]
+    training: bool = False  # random while training: called with the same seed each time
+    lacks: Mapping[str, str] = field(default_factory=dict)  # what does not hold, and why not
+
+    def __str__(self) -> str:
+        return self.name
+
+    def build(self) -> nn.Module:
+        """The module in float64, every parameter away from its initial value."""
+        torch.manual_seed(0)
+        return scrambled(self.make()).train(self.training)
+
+    def inputs(self, **sizes: int) -> Inputs:
+        """Tensors in float64. In the last batch entry everything is masked, in the one before it some rows are."""
+        size, generator = SIZES | sizes, torch.Generator().manual_seed(1)
+
+        def shape(axes: Axes) -> list[int]:
+            return [size[axis] if isinstance(axis, str) else axis for axis in axes]
+
+        tensors = {
+            name: torch.randn(shape(axes), generator=generator, dtype=torch.float64)
+            for name, axes in self.tensors.items()
+        }
+        masks = {}
+        for name, axes in self.masks.items():
+            allowed = torch.rand(shape(axes), generator=generator) < 0.8
+            if allowed.shape[0] > 0:
+                allowed[0, ..., -1:] = True  # so that the first entry has something in every row
+            if allowed.shape[0] > 1:
+                allowed[-2, ..., 1:2] = False
+                allowed[-2, ..., 2:3] = True
+                if "nq" in axes:
+                    allowed[-2, ..., 2:3, :] = False
+            if allowed.shape[0] > 2:
+                allowed[-1] = False
+            masks[name] = allowed
+        return Inputs(tensors, masks)
+
+    def unread(self, axes: Axes, inputs: Inputs) -> Tensor | None:
+        """Rows of something with these axes that no mask lets anybody use, as (..., 1); None where none covers it."""
+        for name, over in self.masks.items():
+            if axes[-2] in over:
+                used = inputs.masks[name]
+                kept = [axis for axis in over if isinstance(axis, str) and axis in axes]
+                gone = [k for k, axis in enumerate(over) if axis not in kept]
+                used = used.any(gone) if gone else used
+                shape = [used.shape[kept.index(axis)] if axis in kept else 1 for axis in axes[:-1]]
+                return ~used.reshape(*shape, 1)
+        return None
+
+    def run(self, module: nn.Module, inputs: Inputs) -> Tensor:
+        torch.manual_seed(2)
+        return self.call(module, inputs)
+
+
+def _attend(module: nn.Module, inputs: Inputs) -> Tensor:
+    x = inputs.tensors
+    return module(x.get("query"), x["key"], x.get("value"), mask=inputs.masks["mask"])
+
+
+def attention(entry: str, make: Callable[[], rg.Attention], name: str | None = None, **more: Any) -> Case:
+    """A case of the general attention, under a mask of pairs; its widths are read off the score."""
+    score = make().score
+    key_dim = score.key_dim or WIDTHS["key_dim"]
+    query_dim = score.query_dim or key_dim
+    value_dim = score.features or WIDTHS["value_dim"]
+    heads = score.head_shape
+    tensors = {"query": ("b", *heads, "nq", query_dim)} if score.needs_query else {}
+    rows = ("nq",) if score.needs_query else ()
+    return Case(
+        name=name or entry,
+        entry=entry,
+        make=make,
+        tensors=tensors | {"key": ("b", *heads, "n", key_dim), "value": ("b", *heads, "n", value_dim)},
+        masks={"mask": ("b", *(1 for _ in heads), *rows, "n")},
+        result=("b", *heads, *rows, value_dim),
+        call=_attend,
+        **more,
+    )
+
+
+OPTIONS = WIDTHS | {"dim": 11, "rank": 3, "window": 1.5}
+ESTIMATOR = {"second derivative": "the gradient is an estimator, not that of the forward"}
+
+
+def _named(entry: Entry, *, score: str = "additive", align: str = "soft", **options: Any) -> rg.Attention:
+    """Attention with the score or the alignment of an entry, by its name."""
+    parts = {"score": entry.name} if issubclass(entry.cls, rg.Score) else {"score": score, "align": entry.name}
+    given = {"align": align} | parts | options
+    taken: set[str] = set()
+    for part, category in (("score", "general/scoring"), ("align", "general/alignment")):
+        taken |= set(catalog.arguments(catalog.find(given[part], category))) - set(
+            catalog.find(given[part], category).preset
+        )
+    return rg.Attention(**{key: value for key, value in OPTIONS.items() if key in taken} | given)
+
+
+def _scores_and_alignments() -> Iterator[Case]:
+    """One case for each, made by its name: a new one is covered by being registered."""
+    for entry in catalog.entries("general"):
+        if issubclass(entry.cls, rg.Score | rg.Alignment):
+            lacks = ESTIMATOR if issubclass(entry.cls, rg.Hard) else {}
+            yield attention(entry.name, lambda entry=entry: _named(entry), lacks=lacks)
+
+
+def _variant(entry: str, suffix: str, *, training: bool = False, lacks: Any = None, **options: Any) -> Case:
+    found = catalog.find(entry)
+    lacks = lacks if lacks is not None else (ESTIMATOR if entry == "hard" else {})
+    return attention(entry, lambda: _named(found, **options), f"{entry}, {suffix}", training=training, lacks=lacks)
+
+
+def _variants() -> Iterator[Case]:
+    yield _variant("soft", "learnable temperature", temperature=0.7, learnable=True)
+    yield _variant("soft", "fused", score="general")
+    yield _variant("soft", "dropout", dropout=0.3, training=True)
+    yield _variant("cosine", "learnable strength", beta=3.0, learnable=True)
+    yield _variant("additive", "relu", activation="relu")
+    yield _variant("additive", "any callable", activation=torch.sin)
+    yield _variant("hard", "sampled", training=True)
+    yield _variant("hard", "REINFORCE", training=True, gradient="reinforce")
+    yield _variant("hard", "Gumbel", training=True, gradient="gumbel", temperature=0.7, lacks={})
+    yield _variant("hard", "bilinear", score="general")
+    yield _variant("local-monotonic", "no Gaussian", gaussian=False, score="general")
+    yield _variant("local-predictive", "renormalised", renormalize=True, score="general")
+    yield _variant("reinforced", "sampled, with context", context=True, training=True)
+    yield _variant("entmax", "bisection", alpha=1.3, score="general")
+    yield _variant("entmax", "learnable", alpha=1.4, learnable=True)
+    yield attention(
+        "dot",
+        lambda: rg.Attention("dot", key_map=nn.Linear(11, 11), value_map=nn.Linear(13, 13)),
+        "dot, key and value maps",
+    )
+    yield attention("general", lambda: rg.Attention(rg.General(2, 11, heads=2)), "general, heads")
+    yield attention("additive", lambda: rg.Attention(rg.Additive(2, 11, 17, heads=2)), "additive, heads")
+    yield replace(
+        attention("additive", lambda: rg.Attention(rg.Additive(2, 11, 17)), "additive, one query"),
+        tensors={"query": ("b", 2), "key": ("b", "n", 11), "value": ("b", "n", 13)},
+        masks={"mask": ("b", "n")},
+        result=("b", 13),
+    )
+
+
+def _dimensionalities() -> Iterator[Case]:
+    def multi(align: str, score: str = "additive", **options: Any) -> Callable[[], rg.Attention]:
+        return lambda: _named(catalog.find(align), score=score, features=13, **options)
+
+    yield attention("attention", lambda: rg.Attention("scaled-dot"))
+    yield attention("single-dimensional", lambda: rg.Attention("additive", query_dim=2, key_dim=11, hidden_dim=17))
+    yield attention("multi-dimensional", multi("soft"))
+    yield attention("multi-dimensional", multi("soft", "activated-general"), "multi-dimensional, bilinear")
+    yield attention("multi-dimensional", multi("hard"), "multi-dimensional, hard", lacks=ESTIMATOR)
+    yield attention("multi-dimensional", multi("hard"), "multi-dimensional, sampled", training=True, lacks=ESTIMATOR)
+    yield attention("multi-dimensional", multi("sparsemax"), "multi-dimensional, sparsemax")
+    yield attention("multi-dimensional", multi("local-predictive"), "multi-dimensional, local")
+    yield attention("multi-dimensional", multi("reinforced"), "multi-dimensional, reinforced")
+
+
+def _self_attention(entry: str, make: Callable[[], nn.Module], name: str | None = None, **more: Any) -> Case:
+    """Tokens that attend each other, under a mask of tokens."""
+    return Case(
+        name=name or entry,
+        entry=entry,
+        make=make,
+        tensors={"tokens": ("b", "n", 11)},
+        masks={"mask": ("b", "n")},
+        result=("b", "n", 13),
+        call=lambda module, inputs: module(inputs.tensors["tokens"], inputs.masks["mask"]),
+        **more,
+    )
+
+
+def _mechanisms() -> Iterator[Case]:
+    for direction in ("forward", "both"):
+        yield _self_attention(
+            "directional-self-attention",
+            lambda direction=direction: rg.DirectionalSelfAttention(11, 13, direction),
+            f"directional-self-attention, {direction}",
+        )
+    yield _self_attention("reinforced-self-attention", lambda: rg.ReinforcedSelfAttention(11, 13, "forward"))
+    yield _self_attention(
+        "reinforced-self-attention",
+        lambda: rg.ReinforcedSelfAttention(11, 13, context=True),
+        "reinforced-self-attention, sampled",
+        training=True,
+    )
+
+
+def _inputs(entry: str, make: Callable[[], nn.Module], *widths: int, width: int, name: str | None = None) -> Case:
+    """Several inputs of the same tokens under one mask, read into one vector."""
+    names = [f"input {k}" for k in range(len(widths))]
+    return Case(
+        name=name or entry,
+        entry=entry,
+        make=make,
+        tensors={name: ("b", "n", d) for name, d in zip(names, widths, strict=True)},
+        masks={"mask": ("b", "n")},
+        result=("b", width),
+        call=lambda module, inputs: module(
+            *(inputs.tensors[name] for name in names), (inputs.masks["mask"],) * len(names)
+        ),
+    )
+
+
+def _several_inputs() -> Iterator[Case]:
+    alternating, interactive, parallel = "alternating-co-attention", "interactive-co-attention", "parallel-co-attention"
+    yield _inputs(alternating, lambda: rg.AlternatingCoAttention((11, 2)), 11, 2, width=13)
+    yield _inputs(
+        alternating,
+        lambda: rg.AlternatingCoAttention((11, 2), tie_first_last=True, hidden_dim=17, features=True),
+        *(11, 2),
+        width=13,
+        name=f"{alternating}, tied, multi-dimensional",
+    )
+    yield _inputs(interactive, lambda: rg.InteractiveCoAttention((11, 2)), 11, 2, width=13)
+    for scoring in ("aggregated", "max"):
+        for affinity in ("activated-general", "additive"):
+            yield _inputs(
+                parallel,
+                lambda scoring=scoring, affinity=affinity: rg.ParallelCoAttention(
+                    (11, 2), affinity=affinity, scoring=scoring, hidden_dim=17
+                ),
+                *(11, 2),
+                width=13,
+                name=f"{parallel}, {scoring}, {affinity}",
+            )
+    yield _inputs(
+        parallel,
+        lambda: rg.ParallelCoAttention(11, affinity="trilinear", scoring=("max", "aggregated"), output="sum"),
+        *(11, 11),
+        width=11,
+        name=f"{parallel}, trilinear",
+    )
+    yield _inputs("multi-grained-co-attention", lambda: rg.MultiGrainedCoAttention((11, 2)), 11, 2, width=26)
+    yield _inputs("rotatory", lambda: rg.RotatoryAttention((11, 2), hops=2), 11, 2, 2, width=26)
+    yield _inputs(
+        "rotatory",
+        lambda: rg.RotatoryAttention((11, 2), hops=3, order="context-first", weighting=True),
+        *(11, 2, 2),
+        width=26,
+        name="rotatory, inverse, weighted",
+    )
+
+
+def _several_levels() -> Iterator[Case]:
+    yield Case(
+        name="attention-via-attention",
+        entry="attention-via-attention",
+        make=lambda: rg.AttentionViaAttention(2, (11, 13), hidden_dim=17),
+        tensors={"query": ("b", 2), "words": ("b", "n", 11), "characters": ("b", "n", 13)},
+        masks={"mask": ("b", "n")},
+        result=("b", 24),
+        call=lambda module, inputs: module(*inputs.tensors.values(), (inputs.masks["mask"],) * 2),
+    )
+    for entry, options in (("hierarchical", {}), ("multi-level-applications", {"score": "general", "align": "entmax"})):
+        yield Case(
+            name=entry,
+            entry=entry,
+            make=lambda options=options: rg.HierarchicalAttention(11, **options),
+            tensors={"features": ("b", "nq", "n", 11)},
+            masks={"mask": ("b", "nq", "n")},
+            result=("b", 11),
+            call=lambda module, inputs: module(inputs.tensors["features"], inputs.masks["mask"]),
+        )
+
+
+def _several_representations() -> Iterator[Case]:
+    for align in ("soft", "sigmoid"):
+        yield Case(
+            name=f"meta-embedding, {align}",
+            entry="meta-embedding",
+            make=lambda align=align: rg.MetaEmbedding((2, 11), 13, align=align),
+            tensors={"first": ("b", "n", 2), "second": ("b", "n", 11)},
+            masks={"mask": ("b", "n")},
+            result=("b", "n", 13),
+            call=lambda module, inputs: module(list(inputs.tensors.values()), [inputs.masks["mask"]] * 2),
+        )
+
+
+def _single() -> Iterator[Case]:
+    for entry in ("singular-feature", "single-level", "single-representational"):
+        yield attention(entry, lambda: rg.Attention("additive", query_dim=2, key_dim=11, hidden_dim=17))
+
+
+def _feature() -> list[Case]:
+    return [*_several_inputs(), *_several_levels(), *_several_representations(), *_single()]
+
+
+CASES = [*_scores_and_alignments(), *_variants(), *_dimensionalities(), *_mechanisms(), *_feature()]
+
+
+def named(name: str) -> Case:
+    """The case of this name."""
+    return next(case for case in CASES if case.name == name)

@@ -1,0 +1,112 @@
+"""A trace on disk: whole or not at all, and never mistaken for something else."""
+
+import os
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors.torch import save_file
+
+import regard as rg
+from tests.observe.models import DIM, PATHS, batch, model
+
+
+@pytest.fixture
+def trace():
+    m = model()
+    with rg.record(m) as trace, torch.no_grad():
+        m(batch())
+    return trace
+
+
+def test_weights_are_saved_when_nothing_is_named(trace, tmp_path):
+    trace.save(tmp_path / "trace.safetensors")
+    back = rg.load_trace(tmp_path / "trace.safetensors")
+    assert list(back) == PATHS
+    for path in PATHS:
+        assert len(back[path]) == len(trace[path])
+        for first, second in zip(back[path], trace[path], strict=True):
+            assert torch.equal(first.weights, second.weights)
+    with pytest.raises(AttributeError, match="does not hold 'entropy'"):
+        back["encoder.0.attention"].entropy()
+
+
+def test_named_fields_are_saved(trace, tmp_path):
+    region = torch.arange(7) < 3
+    trace.save(tmp_path / "trace.safetensors", "entropy", "scores", topk=3, mass_on=region)
+    back = rg.load_trace(str(tmp_path / "trace.safetensors"))["encoder.1.attention"]
+    own = trace["encoder.1.attention"]
+    assert torch.equal(back.entropy(), own.entropy())
+    assert torch.equal(back.scores, own.scores)
+    assert torch.equal(back.mass_on(), own.mass_on(region))
+    for first, second in zip(back.topk(), own.topk(3), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_a_loaded_trace_is_saved_again(trace, tmp_path):
+    trace.save(tmp_path / "one", "weights", "entropy")
+    rg.load_trace(tmp_path / "one").save(tmp_path / "two", "entropy")
+    again = rg.load_trace(tmp_path / "two")
+    assert torch.equal(again["pool"][1].entropy(), trace["pool"][1].entropy())
+    with pytest.raises(AttributeError, match="does not hold 'weights'"):
+        rg.load_trace(tmp_path / "two").save(tmp_path / "three")
+
+
+def test_features_stay_last(tmp_path):
+    attend, x = rg.Attention(rg.Additive(DIM, DIM, 3, features=DIM)), batch().float()
+    with rg.record(attend) as trace:
+        attend(x, x)
+    trace.save(tmp_path / "trace", "weights", topk=2)
+    back = rg.load_trace(tmp_path / "trace")
+    assert torch.equal(back.weights, trace.weights)
+    for first, second in zip(back.topk(), trace.topk(2), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_folders_are_made(trace, tmp_path):
+    trace.save(tmp_path / "new" / "folder" / "trace")
+    assert rg.load_trace(tmp_path / "new" / "folder" / "trace")
+
+
+def test_nothing_but_the_file_is_left(trace, tmp_path):
+    trace.save(tmp_path / "trace")
+    assert os.listdir(tmp_path) == ["trace"]
+    # A file like any other: who may read it is the user's own setting.
+    (tmp_path / "other").touch()
+    assert (tmp_path / "trace").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_an_interrupted_save_leaves_the_previous_file(trace, tmp_path, monkeypatch):
+    trace.save(tmp_path / "trace", "entropy")
+    before = (tmp_path / "trace").read_bytes()
+
+    def interrupted(tensors, path, **rest):
+        with open(path, "wb") as file:
+            file.write(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(safetensors.torch, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trace.save(tmp_path / "trace")
+    assert (tmp_path / "trace").read_bytes() == before
+    assert os.listdir(tmp_path) == ["trace"]
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_truncated_file_is_refused(trace, tmp_path, kept):
+    trace.save(tmp_path / "trace")
+    whole = (tmp_path / "trace").read_bytes()
+    (tmp_path / "trace").write_bytes(whole[:kept])
+    with pytest.raises(ValueError, match=r"path: got '.*trace' \(.*\), expected a complete safetensors file written by"):
+        rg.load_trace(tmp_path / "trace")
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    save_file({"x": torch.zeros(2)}, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"path: got '.*model', expected a file written by Trace.save"):
+        rg.load_trace(tmp_path / "model")
+    (tmp_path / "text").write_text("{}" * 100)
+    with pytest.raises(ValueError, match="expected a complete safetensors file"):
+        rg.load_trace(tmp_path / "text")
+    with pytest.raises(FileNotFoundError):
+        rg.load_trace(tmp_path / "nowhere")
