@@ -188,8 +188,7 @@ def run(
     cotangent = torch.randn(context.shape, generator=generator, dtype=torch.float64).to(context.dtype)
     found = torch.autograd.grad(context, list(wanted.values()), cotangent, allow_unused=True)
     return context.detach(), {
-        name: torch.zeros_like(x) if g is None else g
-        for (name, x), g in zip(wanted.items(), found, strict=True)
+        name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(wanted.items(), found, strict=True)
     }
 
 

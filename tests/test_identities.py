@@ -30,7 +30,9 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-def weights(score: rg.Score, query: Tensor | None, key: Tensor, align: rg.Alignment | None = None, **more: Any) -> Tensor:
+def weights(
+    score: rg.Score, query: Tensor | None, key: Tensor, align: rg.Alignment | None = None, **more: Any
+) -> Tensor:
     """What a recorded attention shows."""
     attend = rg.Attention(score, align)
     with rg.record(attend) as trace:
@@ -211,6 +213,22 @@ def test_i08_a_row_with_nothing_to_attend_to_is_nothing(case: Case, impl: str) -
             assert bool((g[1] == 0).all()), name
 
 
+@SUPPORTED
+@IMPLS
+def test_i08_a_bias_of_minus_infinity_is_a_mask(case: Case, impl: str) -> None:
+    attend, x = case.build(), case.inputs(grad=True)
+    mask = torch.rand(LEAD, NQ, N, generator=torch.Generator().manual_seed(1)) > 0.4
+    mask[0, 2] = False
+    mask[:, 0] = True  # every key is read by somebody, so that the sequence is as long as it was
+    bias = torch.zeros(LEAD, NQ, N, dtype=torch.float64).masked_fill(~mask, -math.inf).requires_grad_()
+    with rg.execution(impl, panel=2):
+        masked = run(attend, x, mask=mask)
+        context, gradients = run(attend, x, bias=bias)
+    assert bool(gradients.pop("bias").isfinite().all())
+    # The query of a dead row is not read at all under a mask.
+    cases.compare((context, gradients), masked)
+
+
 # I09
 
 
@@ -321,7 +339,9 @@ def pin(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return to
 
 
-def outcomes(attend: rg.Attention, x: dict[str, Tensor], found: Callable[[Call], Any], count: int, pin: Any) -> Iterator[int]:
+def outcomes(
+    attend: rg.Attention, x: dict[str, Tensor], found: Callable[[Call], Any], count: int, pin: Any
+) -> Iterator[int]:
     """Seeds under which each of `count` outcomes is drawn once."""
     seen: set[Any] = set()
     for seed in range(20000):
@@ -386,7 +406,9 @@ def test_i12_straight_through_gives_scores_the_soft_gradient_and_values_their_ow
         context = hard(**x, mask=mask)
         torch.manual_seed(4)
         choice = hard.align.choice(hard.call(**x, mask=mask))
-    read = torch.where(choice[..., None] >= 0, x["value"].gather(1, choice.clamp(min=0)[..., None].expand(-1, -1, D_V)), 0)
+    read = torch.where(
+        choice[..., None] >= 0, x["value"].gather(1, choice.clamp(min=0)[..., None].expand(-1, -1, D_V)), 0
+    )
     assert_same(context, read)
     cotangent = torch.randn_like(context)
     actual = torch.autograd.grad(context, [hard.score.W, x["value"]], cotangent)

@@ -39,12 +39,15 @@ from regard.observe import (
     MovingBaseline,
     Recorded,
     Trace,
+    adopt,
+    adopted,
     erase,
     given,
     intervene,
     load_trace,
     record,
     reinforce,
+    unadopt,
 )
 from regard.ops.dispatch import execution
 
@@ -96,6 +99,8 @@ __all__ = [
     "Where",
     "Window",
     "__version__",
+    "adopt",
+    "adopted",
     "catalog",
     "erase",
     "execution",
@@ -106,4 +111,5 @@ __all__ = [
     "pad_levels",
     "record",
     "reinforce",
+    "unadopt",
 ]

@@ -19,7 +19,7 @@ from regard.ops.call import Call
 from regard.ops.forms import BilinearForm
 from regard.ops.random import SAMPLE, gumbel
 from tests import cases, oracles
-from tests.cases import D_K, D_Q, N, NQ, assert_same, scrambled
+from tests.cases import D_K, D_Q, NQ, N, assert_same, scrambled
 
 FEATURES = 3
 DIMENSIONS = pytest.mark.parametrize("features", [None, FEATURES], ids=["single", "multi"])
@@ -180,9 +180,7 @@ def evaluated(align: rg.Alignment, features: int | None, mask: Tensor | None, **
 @MASKS
 @DIMENSIONS
 @pytest.mark.parametrize("gradient", GRADIENTS)
-def test_hard_scores_learn_what_their_estimator_says(
-    gradient: str, features: int | None, mask: Tensor | None
-) -> None:
+def test_hard_scores_learn_what_their_estimator_says(gradient: str, features: int | None, mask: Tensor | None) -> None:
     tau = 0.7 if "gumbel" in gradient else 1.0
     rows = Rows(rg.Hard(gradient, tau), features, mask=mask)
     (actual,) = rows.gradients(rows.weights)
@@ -481,7 +479,7 @@ def test_sparsemax_is_the_nearest_point_of_the_simplex(features: int | None, mas
 @pytest.mark.parametrize("alpha", [1.05, 1.3, 1.5, 1.9])
 def test_a_learned_alpha_gets_its_gradient(alpha: float, mask: Tensor | None) -> None:
     rows = Rows(rg.Entmax(alpha, learnable=True), mask=mask)
-    used = float(rows.attend.align.alpha)
+    used = rows.attend.align.alpha.item()
     assert_same(rows.weights, rows.expected("entmax"), "weights")
     slope = sum(
         oracles.entmax_alpha_pullback(rows.weights[at].tolist(), rows.cotangent[at].tolist(), used)

@@ -42,8 +42,9 @@ def looped(
     for i in range(n):
         allowed = [reads(i, j, block.direction) for j in range(n)]
         context = []
+        scores = [oracles.token_to_token(score, h[i], h[j]) for j in range(n)]
         for f in range(F):
-            e = [oracles.token_to_token(score, h[i], h[j])[f] for j in range(n)]
+            e = [score_of_j[f] for score_of_j in scores]
             if not any(allowed):
                 a = [zero()] * n
             elif attends is not None and not attends[i]:
@@ -138,8 +139,10 @@ def test_its_log_probability_is_that_of_every_choice_that_matters(direction: str
     for policy, valid, chosen in ((align.policy, asked, "selected"), (align.head_policy, asks, "attends")):
         for j in range(N):
             if valid[j]:
-                odds = oracles.log_odds(policy, call.key, j, valid) if chosen == "selected" else oracles.log_odds(
-                    policy, call.query, j, valid
+                odds = (
+                    oracles.log_odds(policy, call.key, j, valid)
+                    if chosen == "selected"
+                    else oracles.log_odds(policy, call.query, j, valid)
                 )
                 expected = expected + oracles.log_bernoulli(odds, bool(call.prepared[chosen][j]))
     assert_same(trace.log_prob(), expected)

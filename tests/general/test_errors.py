@@ -43,9 +43,15 @@ WIDTHS: dict[str, tuple[Act, str]] = {
         lambda: rg.Attention("dot")(QUERY, KEY),
         message("query", "width 3", "the width of the key, 5", "Fix: use General or Additive"),
     ),
-    "scaled dot": (lambda: rg.Attention("scaled-dot")(QUERY, KEY), message("query", "width 3", "the width of the key, 5")),
+    "scaled dot": (
+        lambda: rg.Attention("scaled-dot")(QUERY, KEY),
+        message("query", "width 3", "the width of the key, 5"),
+    ),
     "cosine": (lambda: rg.Attention("cosine")(QUERY, KEY), message("query", "width 3", "the width of the key, 5")),
-    "negative l2": (lambda: rg.Attention("negative-l2")(QUERY, KEY), message("query", "width 3", "the width of the key, 5")),
+    "negative l2": (
+        lambda: rg.Attention("negative-l2")(QUERY, KEY),
+        message("query", "width 3", "the width of the key, 5"),
+    ),
     "behind a key map": (
         lambda: rg.Attention(rg.General(3, 5), key_map=nn.Linear(5, 4))(QUERY, KEY),
         message("key", "width 4", "key_dim=5"),
@@ -55,7 +61,9 @@ WIDTHS: dict[str, tuple[Act, str]] = {
         message("value", "width 5", "features=4", "A multi-dimensional score has one weight for each feature"),
     ),
     "position": (
-        lambda: rg.Attention("query-free", "local-predictive", key_dim=5, hidden_dim=2, query_dim=4, window=2)(QUERY, KEY),
+        lambda: rg.Attention("query-free", "local-predictive", key_dim=5, hidden_dim=2, query_dim=4, window=2)(
+            QUERY, KEY
+        ),
         message("query", "width 3", "query_dim=4 of the local alignment"),
     ),
     "policy": (
@@ -78,7 +86,10 @@ SHAPES: dict[str, tuple[Act, str]] = {
         attend(QUERY, KEY, q(2, 10, 4)),
         message("value", "shape (2, 10, 4)", "as many rows as the key: (..., 11, d_v)"),
     ),
-    "value without rows": (attend(QUERY, KEY, q(11)), message("value", "shape (11,)", "as many rows as the key: (..., 11, d_v)")),
+    "value without rows": (
+        attend(QUERY, KEY, q(11)),
+        message("value", "shape (11,)", "as many rows as the key: (..., 11, d_v)"),
+    ),
     "query": (
         attend(q(2, 2, 7, 3), KEY),
         message(
@@ -101,7 +112,9 @@ SHAPES: dict[str, tuple[Act, str]] = {
     ),
     "mask of keys for many queries": (
         attend(mask=torch.ones(2, 11, dtype=torch.bool)),
-        message("mask", "shape (2, 11)", "a shape that broadcasts to (2, 7, 11)", "Fix: a mask of keys alone is regard.Keys"),
+        message(
+            "mask", "shape (2, 11)", "a shape that broadcasts to (2, 7, 11)", "Fix: a mask of keys alone is regard.Keys"
+        ),
     ),
     "mask with too many axes": (
         attend(mask=torch.ones(1, 2, 7, 11, dtype=torch.bool)),
@@ -138,7 +151,10 @@ TYPES: dict[str, tuple[Act, str]] = {
         attend(QUERY, KEY.long()),
         message("key", "a tensor of torch.int64", "a floating-point tensor"),
     ),
-    "integer queries": (attend(QUERY.long(), KEY), message("query", "a tensor of torch.int64", "a floating-point tensor")),
+    "integer queries": (
+        attend(QUERY.long(), KEY),
+        message("query", "a tensor of torch.int64", "a floating-point tensor"),
+    ),
     "two dtypes": (
         attend(QUERY.double(), KEY),
         message("query", "a tensor of torch.float64", "the dtype of the key, torch.float32"),
@@ -154,7 +170,12 @@ TYPES: dict[str, tuple[Act, str]] = {
     "mask": (attend(mask=[True]), message("mask", "list", "a boolean tensor or a mask object such as Causal()")),
     "mask of numbers": (
         attend(mask=q(2, 7, 11)),
-        message("mask", "a tensor of torch.float32", "torch.bool, True where a query may attend a key", "Fix: compare or cast"),
+        message(
+            "mask",
+            "a tensor of torch.float32",
+            "torch.bool, True where a query may attend a key",
+            "Fix: compare or cast",
+        ),
     ),
     "mask of integers": (attend(mask=q(7, 11).int()), message("mask", "a tensor of torch.int32", "torch.bool")[:-2]),
     "keys": (lambda: rg.Keys(q(11)), message("mask", "a tensor of torch.float32", "torch.bool")[:-2]),
@@ -194,7 +215,10 @@ NAMES: dict[str, tuple[Act, str]] = {
         lambda: rg.Attention("aditive"),
         message("score", "'aditive'", "a mechanism of general/scoring", "Did you mean 'additive'"),
     ),
-    "score in Chinese": (lambda: rg.Attention("点积"), message("score", "'点积'", "a mechanism of general/scoring", "Did you mean")),
+    "score in Chinese": (
+        lambda: rg.Attention("点积"),
+        message("score", "'点积'", "a mechanism of general/scoring", "Did you mean"),
+    ),
     "a score that is an alignment": (
         lambda: rg.Attention("soft"),
         message("score", "'soft'", "a mechanism of general/scoring"),
@@ -203,7 +227,10 @@ NAMES: dict[str, tuple[Act, str]] = {
         lambda: rg.Attention("dot", "sparsmax"),
         message("align", "'sparsmax'", "a mechanism of general/alignment", "Did you mean 'sparsemax'"),
     ),
-    "anything else": (lambda: rg.Attention("dot", "qqqq"), message("align", "'qqqq'", "a mechanism of general/alignment", "Known: ")),
+    "anything else": (
+        lambda: rg.Attention("dot", "qqqq"),
+        message("align", "'qqqq'", "a mechanism of general/alignment", "Known: "),
+    ),
     "activation": (
         lambda: activation("tanhh"),
         message("activation", "'tanhh'", "a known name or a callable", "Did you mean 'tanh'"),
@@ -226,7 +253,12 @@ NAMES: dict[str, tuple[Act, str]] = {
     ),
     "gradient": (
         lambda: rg.Hard("straight"),
-        message("gradient", "'straight'", "one of straight-through, reinforce, gumbel, gumbel-straight-through", "Did you mean"),
+        message(
+            "gradient",
+            "'straight'",
+            "one of straight-through, reinforce, gumbel, gumbel-straight-through",
+            "Did you mean",
+        ),
     ),
     "evaluation": (lambda: rg.Hard(evaluation="mean"), message("evaluation", "'mean'", "'argmax' or 'sample'")),
     "evaluation of a policy": (
@@ -329,7 +361,9 @@ def test_mixed_devices(case: str) -> None:
 OPTIONS: dict[str, tuple[Act, str]] = {
     "missing": (
         lambda: rg.Attention("additive", query_dim=3),
-        message("score", "'additive'", "also key_dim=…, hidden_dim=…", "Fix: pass key_dim=…, hidden_dim=… beside score="),
+        message(
+            "score", "'additive'", "also key_dim=…, hidden_dim=…", "Fix: pass key_dim=…, hidden_dim=… beside score="
+        ),
     ),
     "missing for the alignment": (
         lambda: rg.Attention("dot", "local-monotonic"),

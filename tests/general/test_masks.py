@@ -142,10 +142,17 @@ def test_bands_align_the_last_query_with_the_last_key(nq: int, n: int) -> None:
         rg.Directional("forward"): lambda i, j: j < i + shift,
         rg.Directional("backward"): lambda i, j: j > i + shift,
         rg.Band(-1.5, 0.5): lambda i, j: -1.5 <= j - i - shift <= 0.5,
+        rg.Band(0.5, 1.5): lambda i, j: 0.5 <= j - i - shift <= 1.5,
+        rg.Band(0.2, 0.8): lambda i, j: False,
     }
     for mask, rule in masks.items():
         expected = torch.tensor([[rule(i, j) for j in range(n)] for i in range(nq)], dtype=torch.bool).view(nq, n)
         assert torch.equal(written_out(mask.bind(s), s), expected), mask
+        # Alone and beside keys, where both are known without looking at every pair.
+        short = torch.arange(n) < n - 1
+        for bound, whole in ((mask.bind(s), expected), ((mask & rg.Keys(short)).bind(s), expected & short)):
+            assert torch.equal(bound.keys(CPU), whole.any(-2)), mask
+            assert torch.equal(bound.rows(CPU), whole.any(-1)), mask
 
 
 @pytest.mark.parametrize("scan", [1, 7, 1 << 22])

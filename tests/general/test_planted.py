@@ -14,7 +14,9 @@ import regard as rg
 Batch = dict[str, Tensor]
 
 
-def train(model: nn.Module, make: Callable[[], Batch], loss: Callable[[Batch], Tensor], steps: int, rate: float) -> None:
+def train(
+    model: nn.Module, make: Callable[[], Batch], loss: Callable[[Batch], Tensor], steps: int, rate: float
+) -> None:
     """Adam on a fresh batch a step."""
     optimiser = torch.optim.Adam(model.parameters(), lr=rate)
     model.train()
@@ -48,7 +50,9 @@ def test_only_multi_dimensional_attention_takes_features_from_different_keys(mul
 
     train(attend, lambda: scattered(128), loss, steps=200, rate=0.03)
     error, irreducible = float(loss(scattered(4096)).detach()), 1 - 1 / FEATURES
-    print(f"{'multi' if multi else 'single'}-dimensional: error {error:.3f}, irreducible for a single weight {irreducible:.3f}")
+    print(
+        f"{'multi' if multi else 'single'}-dimensional: error {error:.3f}, irreducible for a single weight {irreducible:.3f}"
+    )
     if multi:
         assert error < 0.1 * irreducible
     else:

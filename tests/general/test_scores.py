@@ -12,7 +12,7 @@ import regard as rg
 from regard.catalog import Entry
 from regard.ops.activations import activation
 from tests import cases, oracles
-from tests.cases import D_K, D_Q, D_V, N, NQ, assert_same, scrambled
+from tests.cases import D_K, D_Q, D_V, NQ, N, assert_same, scrambled
 
 FORMS = [
     pytest.param(entry, multi, id=f"{entry.name}-{'multi' if multi else 'single'}")
@@ -66,7 +66,8 @@ def test_leading_axes_are_a_loop(entry: Entry, multi: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "multi"), [p for p in FORMS if "heads" in rg.catalog.arguments(p.values[0])]  # type: ignore[arg-type]
+    ("entry", "multi"),
+    [p for p in FORMS if "heads" in rg.catalog.arguments(p.values[0])],  # type: ignore[arg-type]
 )
 def test_heads_are_a_loop_over_scores_of_their_own(entry: Entry, multi: bool) -> None:
     score = make(entry, multi, heads=(3,))

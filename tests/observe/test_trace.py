@@ -71,9 +71,6 @@ def test_folders_are_made(trace, tmp_path):
 def test_nothing_but_the_file_is_left(trace, tmp_path):
     trace.save(tmp_path / "trace")
     assert os.listdir(tmp_path) == ["trace"]
-    # A file like any other: who may read it is the user's own setting.
-    (tmp_path / "other").touch()
-    assert (tmp_path / "trace").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_an_interrupted_save_leaves_the_previous_file(trace, tmp_path, monkeypatch):

@@ -92,7 +92,9 @@ def test_any_shape_and_tile_gives_the_equation(data: Any) -> None:
     nq, n = (data.draw(st.sampled_from([0, 1, 2, 3, 5, 11])) for _ in range(2))
     width, features = data.draw(st.sampled_from([1, 2, 5])), data.draw(st.sampled_from([1, 3]))
     lead = data.draw(st.sampled_from([(), (2,), (3, 2)]))
-    leads = [tuple(1 if data.draw(st.booleans()) else s for s in lead)[data.draw(st.integers(0, len(lead))) :] for _ in "aub"]
+    leads = [
+        tuple(1 if data.draw(st.booleans()) else s for s in lead)[data.draw(st.integers(0, len(lead))) :] for _ in "aub"
+    ]
     act = data.draw(st.sampled_from(NAMES))
     shapes = [(nq, width), (n, width), (width, features)]
     a, u, weight = (normal(*l, *s).requires_grad_() for l, s in zip(leads, shapes, strict=True))  # noqa: E741
@@ -292,7 +294,9 @@ def test_a_batch_of_cotangents_is_a_loop(lead: tuple[int, ...]) -> None:
     scores = additive_scores(*x, "tanh")
     together = torch.autograd.grad(scores, x, cotangents, is_grads_batched=True, retain_graph=True)
     for k in range(7):
-        for found, expected in zip(together, torch.autograd.grad(scores, x, cotangents[k], retain_graph=True), strict=True):
+        for found, expected in zip(
+            together, torch.autograd.grad(scores, x, cotangents[k], retain_graph=True), strict=True
+        ):
             assert_same(found[k], expected)
 
 
@@ -320,6 +324,8 @@ def test_half_precision_operands_are_summed_in_float32() -> None:
     scores = additive_scores(a, u, weight, "tanh")
     assert scores.dtype == torch.float32
     a, u, weight = (x.requires_grad_() for x in (a, u, weight))
-    for x, g in zip((a, u, weight), torch.autograd.grad(additive_scores(a, u, weight, "tanh").sum(), (a, u, weight)), strict=True):
+    for x, g in zip(
+        (a, u, weight), torch.autograd.grad(additive_scores(a, u, weight, "tanh").sum(), (a, u, weight)), strict=True
+    ):
         assert g.dtype == x.dtype
         assert g.shape == x.shape

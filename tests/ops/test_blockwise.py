@@ -92,7 +92,10 @@ PANEL = 4 * 16 * N
 LINEAR = 4 * max(NQ, N) * 32
 
 
-MEASURED = [("additive", align.name) for align in cases.alignments()] + [("activated-general", "soft"), ("query-free", "hard")]
+MEASURED = [("additive", align.name) for align in cases.alignments()] + [
+    ("activated-general", "soft"),
+    ("query-free", "hard"),
+]
 
 
 @pytest.mark.parametrize(("score", "align"), MEASURED)

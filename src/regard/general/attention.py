@@ -104,14 +104,14 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "*any"] | None,
+        query: Float[Tensor, "..."] | None,
         key: Float[Tensor, "*lead n dk"],
         value: Float[Tensor, "*_ n dv"] | None = None,
         *,
         mask: Tensor | Mask | None = None,
         bias: Tensor | Callable[[Tensor, Tensor], Tensor] | None = None,
         start: int = 0,
-    ) -> Float[Tensor, "*any"]:
+    ) -> Float[Tensor, "..."]:
         """Read the values.
 
         Args:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
         rows = Rows(tile, scores.expand(shape), mask, weights.expand(shape))
         return tuple(field.of_rows(rows, argument) for field, argument in fields.values())
 
-    with uncast(call):
+    with asking(call):
         parts = over_rows(call, panel, rows_of_panel(call) if tiled else call.nq)
     results = {}
     for (name, (field, _)), found in zip(fields.items(), zip(*parts, strict=True), strict=True):
@@ -128,9 +129,16 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     return results
 
 
-def uncast(call: Call) -> AbstractContextManager[Any]:
-    """What is asked of a call is as wide as the call was, also inside autocast."""
-    return torch.autocast(call.device.type, enabled=False) if autocasting(call.device) else nullcontext()
+@contextmanager
+def asking(call: Call) -> Iterator[None]:
+    """Compute as widely as the call was computed, also inside autocast; and differentiably, if the call was."""
+    with ExitStack() as stack:
+        if autocasting(call.device):
+            stack.enter_context(torch.autocast(call.device.type, enabled=False))
+        operands = [call.value, *(getattr(call.form, f.name) for f in dataclass_fields(call.form))]
+        if any(isinstance(x, Tensor) and x.is_inference() for x in operands):
+            stack.enter_context(torch.no_grad())
+        yield
 
 
 def shown(call: Call, x: Tensor, axis: int | None) -> Tensor:

@@ -98,7 +98,7 @@ class Given(Replaced):
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         given, call = self.given, tile.call
         features = 1 if call.form.multi else 0
-        if call.single and given.dim() == len(call.lead) + 1 + features:
+        if given.dim() == 1 + features or (call.single and given.dim() < len(call.lead) + 2 + features):
             given = given.unsqueeze(-2 - features)
         if features:
             given = given.movedim(-1, -3)

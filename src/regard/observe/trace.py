@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard._errors import nearest, refusal
 from regard.general.alignments.base import softmax
-from regard.observe.fields import FIELDS, compute, shown, uncast
+from regard.observe.fields import FIELDS, asking, compute, shown
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call
 from regard.ops.dispatch import wants_dense
@@ -87,7 +87,7 @@ class Recorded:
     def log_prob(self) -> Tensor:
         """Log-probability of what was sampled: (..., Nq), features last, of keys chosen by each query; else (...)."""
         call = self.call
-        with uncast(call):
+        with asking(call):
             found = call.align.log_prob(call)
         if found is None:
             raise ValueError(f"{type(call.align).__name__} samples nothing: it has no log-probability")
@@ -107,7 +107,7 @@ class Recorded:
         def probabilities(i: range) -> Tensor:
             return softmax(call.scores(i, tiled=not wants_dense()), call.tile(i).mask())
 
-        with uncast(call):
+        with asking(call):
             p = torch.cat(over_rows(call, probabilities), -2).expand(*call.lead, call.nq, call.n)
         total = torch.zeros((), dtype=p.dtype, device=p.device)
         for j in range(call.n):

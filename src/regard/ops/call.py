@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from regard.ops.random import DROPOUT, uniform
 Bias = Tensor | Callable[[Tensor, Tensor], Tensor]
 
 
+@runtime_checkable
 class Mask(Protocol):
     """A mask bound to the sizes of a call: which of the queries i may attend which of the keys j."""
 
@@ -36,6 +37,7 @@ class Mask(Protocol):
         ...
 
 
+@runtime_checkable
 class Align(Protocol):
     """What an execution needs of an alignment."""
 

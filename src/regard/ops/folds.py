@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ OfTile = Callable[[Tile], Tensor]
 OfScores = Callable[[Tensor, Tile], Tensor]
 
 
+@runtime_checkable
 class Fold(Protocol):
     """How an alignment reads blocks of keys."""
 

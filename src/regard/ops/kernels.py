@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 
@@ -15,10 +14,17 @@ from regard.ops.forms import AdditiveForm
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@functools.cache
-def triton_is_installed() -> bool:
-    """Without it there are no kernels, and nothing else is missing."""
-    return importlib.util.find_spec("triton") is not None
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def kernel_problem(activation: str) -> str:
+    """Why there is no kernel for an activation; empty if there is one, which is then registered.
+
+    Triton is imported here, on first use, also while a graph is being compiled.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    from regard.ops.triton.attend import supports
+
+    return "" if supports(activation) else f"activation {activation!r} has no kernel"
 
 
 def why_not_kernel(call: Call) -> str | None:
@@ -27,8 +33,6 @@ def why_not_kernel(call: Call) -> str | None:
     assert isinstance(form, AdditiveForm)
     if call.device.type != "cuda":
         return "the additive form has no fused execution on this device, only on CUDA"
-    if not triton_is_installed():
-        return "Triton is not installed"
     if form.multi or form.weight is None:
         return "multi-dimensional weights"
     if call.align.temperature_of_softmax is None:
@@ -41,17 +45,11 @@ def why_not_kernel(call: Call) -> str | None:
         return f"{form.a.dtype}"
     if form.a.shape[-1] > 256 or call.value.shape[-1] > 256:
         return "more than 256 hidden units or features"
-    from regard.ops.triton.attend import supports
-
-    if not supports(form.activation.spec):
-        return f"activation {form.activation.spec!r} has no kernel"
-    return None
+    return kernel_problem(form.activation.spec) or None
 
 
 def additive_kernel(call: Call) -> Tensor:
     """Softmax attention with additive scores by one operator."""
-    from regard.ops.triton.attend import additive_soft
-
     form, lead = call.form, call.lead
     assert isinstance(form, AdditiveForm)
     assert form.weight is not None
@@ -69,7 +67,7 @@ def additive_kernel(call: Call) -> Tensor:
     causal = getattr(call.mask, "is_plain_causal", False)
     allowed = None if call.mask is None or causal else call.tile().mask()
     mask = None if allowed is None else _mask_bytes(allowed, lead)
-    out: Tensor = additive_soft(a, u, w, v, mask, causal, form.activation.spec)[0]
+    out: Tensor = torch.ops.regard.additive_soft(a, u, w, v, mask, causal, form.activation.spec)[0]
     return out.view(*lead, *out.shape[1:])
 
 

@@ -44,11 +44,15 @@ def _reciprocal(x, FAST: tl.constexpr):
 def _activate(z, ACT: tl.constexpr, slope):
     """Value and derivative."""
     if ACT == 0:
-        h = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * z))
-        g = 1.0 - h * h
+        # From e^-2|z|, so that neither saturated side loses its derivative to cancellation.
+        e = tl.exp(-2.0 * tl.abs(z))
+        h = (1.0 - e) / (1.0 + e)
+        h = tl.where(z < 0, -h, h)
+        g = 4.0 * e / ((1.0 + e) * (1.0 + e))
     elif ACT == 1:
-        h = 1.0 - 1.0 / (1.0 + tl.exp(z))
-        g = h * (1.0 - h)
+        e = tl.exp(-tl.abs(z))
+        h = tl.where(z < 0, e, 1.0) / (1.0 + e)
+        g = e / ((1.0 + e) * (1.0 + e))
     elif ACT == 2:
         h = tl.maximum(z, 0.0)
         g = tl.where(z > 0, 1.0, 0.0)

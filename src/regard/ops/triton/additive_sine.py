@@ -27,6 +27,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from regard.ops.triton.additive_exact import _allowed, mask_arguments
 from regard.ops.triton.sine_fits import BFLOAT16, FLOAT16, Fit
@@ -147,30 +148,19 @@ def features_kernel(
 
 
 @triton.jit
-def _product(
-    PHI, PSI, m, n, m_in, n_in, inner, F, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
-):
+def _product(PHI, PSI, row, column, inner, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """A tile of phi psi^T, read by the copy engine: rows beyond the tensor come as zeros, those of the next lead are masked later."""
     s = tl.zeros((BM, BN), dtype=tl.float32)
-    k = tl.arange(0, BK)
-    left = PHI + m[:, None].to(tl.int64) * F + k[None, :]
-    right = PSI + n[None, :].to(tl.int64) * F + k[:, None]
-    for _ in range(0, inner, BK):
-        if EVEN:
-            x, y = tl.load(left), tl.load(right)
-        else:
-            x = tl.load(left, mask=m_in[:, None], other=0.0)
-            y = tl.load(right, mask=n_in[None, :], other=0.0)
-        s = tl.dot(x, y, s)
-        left += BK
-        right += BK
+    for k in range(0, inner, BK):
+        s = tl.dot(PHI.load([row, k]), PSI.load([column, k]).T, s)
     return s
 
 
 @triton.jit
 def forward_kernel(
     PHI, PSI, BIAS, V, MASK, O, LSE, TERMS, SCALES,
-    svl, svn, svd, sml, smm, smn, sol, som, sod, NQ, N, F, DV,
-    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, DP: tl.constexpr,
+    svl, svn, svd, sml, smm, smn, sol, som, sod, NQ, N, DV,
+    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, DP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     terms = tl.load(TERMS)
@@ -182,8 +172,7 @@ def forward_kernel(
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     m_in = m < NQ
     c = tl.arange(0, BV)
-    PHI += lead * NQ * F
-    PSI += lead * N * F
+    row, column = (lead * NQ).to(tl.int32) + tl.program_id(0) * BM, (lead * N).to(tl.int32)
     BIAS += lead * N
     V += lead * svl
     MASK += lead * sml
@@ -197,7 +186,7 @@ def forward_kernel(
     for start in range(0, end, BN):
         n = start + tl.arange(0, BN)
         n_in = n < N
-        s = _product(PHI, PSI, m, n, m_in, n_in, inner, F, EVEN, BM, BN, BK)
+        s = _product(PHI, PSI, row, column + start, inner, BM, BN, BK)
         s = s * scale + tl.load(BIAS + n, mask=n_in, other=0.0)[None, :] * 1.4426950408889634
         ok = _allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
         s = tl.where(ok, s, float("-inf"))
@@ -227,8 +216,8 @@ def forward_kernel(
 @triton.jit
 def panel_kernel(
     PHI, PSI, BIAS, V, DO, MASK, LSE, DELTA, P, G, TERMS, SCALES, TOPS, first,
-    svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, NQ, N, F, DV, PANEL,
-    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, DP: tl.constexpr,
+    svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, NQ, N, DV, PANEL,
+    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, DP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """P and G of a panel of query rows, (L, PANEL, N) each; G is multiplied by a power of two to suit half precision."""
@@ -242,10 +231,10 @@ def panel_kernel(
     inside = (row < PANEL)[:, None] & n_in[None, :]
     if terms == 0:
         return
-    PHI += lead * NQ * F
-    PSI += lead * N * F
     c = tl.arange(0, BV)
-    s = _product(PHI, PSI, m, n, m_in, n_in, terms * 2 * DP, F, EVEN, BM, BN, BK)
+    at_row = (lead * NQ).to(tl.int32) + first + tl.program_id(0) * BM
+    at_column = (lead * N).to(tl.int32) + tl.program_id(1) * BN
+    s = _product(PHI, PSI, at_row, at_column, terms * 2 * DP, BM, BN, BK)
     s = s * tl.load(SCALES + 1) + tl.load(BIAS + lead * N + n, mask=n_in, other=0.0)[None, :]
     lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
     delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
@@ -391,6 +380,13 @@ class Sine:
             KMAX=self.kmax, FAST=_on_device(a), BR=16, DP=self.dp, num_warps=4,
         )  # fmt: skip
 
+    def descriptors(self, tile: dict[str, int]) -> tuple[TensorDescriptor, TensorDescriptor]:
+        """How the copy engine reads tiles of the features."""
+        return tuple(
+            TensorDescriptor(x, [x.shape[0] * x.shape[1], self.inner], [self.inner, 1], [tile[rows], tile["BK"]])
+            for x, rows in ((self.phi, "BM"), (self.psi, "BN"))
+        )
+
     def _w_stride(self) -> int:
         return self.w.stride(0) if self.w.shape[0] > 1 else 0
 
@@ -399,11 +395,10 @@ class Sine:
         given, sml, smm, smn = mask_arguments(mask, self.bias)
         dv = v.shape[-1]
         tile = tile_of(v, FORWARD_TILE)
-        even = self.nq % tile["BM"] == 0 and self.n % tile["BN"] == 0
         forward_kernel[(triton.cdiv(self.nq, tile["BM"]), self.length)](
-            self.phi, self.psi, self.bias, v, given, out, lse, self.terms, self.scales,
-            *v.stride(), sml, smm, smn, *out.stride(), self.nq, self.n, self.inner, dv,
-            CAUSAL=causal, HAS_MASK=mask is not None, EVEN=even, DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
+            *self.descriptors(tile), self.bias, v, given, out, lse, self.terms, self.scales,
+            *v.stride(), sml, smm, smn, *out.stride(), self.nq, self.n, dv,
+            CAUSAL=causal, HAS_MASK=mask is not None, DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
         )  # fmt: skip
 
     def backward(
@@ -416,7 +411,6 @@ class Sine:
         rows = max(1, min(nq, PANEL_ELEMENTS // max(1, length * n)))
         rows = rows if rows == nq else max(128, rows // 128 * 128)
         tile = tile_of(v, PANEL_TILE)
-        even = nq % rows == 0 and rows % tile["BM"] == 0 and n % tile["BN"] == 0
         single = rows >= nq
         p = torch.empty(length, rows, n, dtype=v.dtype, device=device)
         g = torch.empty(length, rows, n, dtype=torch.float16, device=device)
@@ -428,9 +422,9 @@ class Sine:
             count = min(rows, nq - first)
             grid = (triton.cdiv(count, tile["BM"]), triton.cdiv(n, tile["BN"]), length)
             panel_kernel[grid](
-                self.phi, self.psi, self.bias, v, do, given, lse, delta, p, g, self.terms, self.scales, tops, first,
-                *v.stride(), *do.stride(), sml, smm, smn, nq, n, self.inner, dv, rows,
-                CAUSAL=causal, HAS_MASK=mask is not None, EVEN=even, DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
+                *self.descriptors(tile), self.bias, v, do, given, lse, delta, p, g, self.terms, self.scales, tops, first,
+                *v.stride(), *do.stride(), sml, smm, smn, nq, n, dv, rows,
+                CAUSAL=causal, HAS_MASK=mask is not None, DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
             )  # fmt: skip
             part_p, part_g = p[:, :count], g[:, :count]
             torch.bmm(part_g, self.psi, out=dphi) if single else dphi[:, first : first + count].copy_(

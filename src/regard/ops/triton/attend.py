@@ -21,8 +21,18 @@ def _uses_sines(a: Tensor, act: str) -> bool:
     return a.dtype in HALVES and act == "tanh" and a.numel() > 0
 
 
-@torch.library.custom_op("regard::additive_soft", mutates_args=())
-def additive_soft(
+# Registered without the wrapper of torch.library.custom_op, whose checks cost the host more than the kernels cost the device.
+_library = torch.library.Library("regard", "FRAGMENT")
+_library.define(
+    "additive_soft(Tensor a, Tensor u, Tensor w, Tensor v, Tensor? mask, bool causal, str act) -> (Tensor, Tensor)"
+)
+_library.define(
+    "additive_soft_backward(Tensor grad, Tensor? grad_lse, Tensor a, Tensor u, Tensor w, Tensor v, Tensor out, Tensor lse, "
+    "Tensor? mask, bool causal, str act) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _forward(
     a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str
 ) -> tuple[Tensor, Tensor]:
     """Contexts (L, Nq, d_v) in the dtype of v, and the log-sum-exp of the scores (L, Nq) in float32.
@@ -43,19 +53,19 @@ def additive_soft(
     return out, lse
 
 
-@additive_soft.register_fake
-def _(a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str) -> tuple[Tensor, Tensor]:
+def _forward_fake(
+    a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str
+) -> tuple[Tensor, Tensor]:
     return v.new_empty(a.shape[0], a.shape[1], v.shape[-1]), a.new_empty(a.shape[:2], dtype=torch.float32)
 
 
-@torch.library.custom_op("regard::additive_soft_backward", mutates_args=())
-def additive_soft_backward(
-    do: Tensor, dlse: Tensor | None, a: Tensor, u: Tensor, w: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+def _gradients(
+    grad: Tensor, grad_lse: Tensor | None, a: Tensor, u: Tensor, w: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     mask: Tensor | None, causal: bool, act: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of a, u, w and v, in their dtypes, from those of the context and of the log-sum-exp."""
-    do = do.to(v.dtype)
-    delta, tops = prologue(do, out, dlse, v)
+    do = grad.to(v.dtype)
+    delta, tops = prologue(do, out, grad_lse, v)
     if _uses_sines(a, act):
         sine = Sine(a, u, w)
         da, du, dw, dv = sine.backward(v, mask, causal, lse, do, delta, tops)
@@ -74,9 +84,8 @@ def additive_soft_backward(
     return da.to(a.dtype).contiguous(), du.to(u.dtype).contiguous(), dw.to(w.dtype), dv
 
 
-@additive_soft_backward.register_fake
-def _(
-    do: Tensor, dlse: Tensor | None, a: Tensor, u: Tensor, w: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+def _gradients_fake(
+    grad: Tensor, grad_lse: Tensor | None, a: Tensor, u: Tensor, w: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     mask: Tensor | None, causal: bool, act: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, u, w, v))  # type: ignore[return-value]
@@ -90,7 +99,7 @@ def _remember(ctx: object, inputs: tuple[object, ...], output: tuple[Tensor, Ten
 def _backward(ctx: object, do: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     a, u, w, v, mask, out, lse = ctx.saved_tensors  # type: ignore[attr-defined]
     dlse = None if dlse is None else torch.where(lse > -torch.inf, dlse, 0.0)
-    grads = additive_soft_backward(do, dlse, a, u, w, v, out, lse, mask, ctx.causal, ctx.act)  # type: ignore[attr-defined]
+    grads = torch.ops.regard.additive_soft_backward(do, dlse, a, u, w, v, out, lse, mask, ctx.causal, ctx.act)  # type: ignore[attr-defined]
     return (*grads, None, None, None)
 
 
@@ -101,5 +110,9 @@ def _no_double_backward(ctx: object, *grads: Tensor) -> None:
     )
 
 
-additive_soft.register_autograd(_backward, setup_context=_remember)
-additive_soft_backward.register_autograd(_no_double_backward)
+_library.impl("additive_soft", _forward, "CompositeExplicitAutograd")
+_library.impl("additive_soft_backward", _gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("regard::additive_soft", _forward_fake, lib=_library)
+torch.library.register_fake("regard::additive_soft_backward", _gradients_fake, lib=_library)
+torch.library.register_autograd("regard::additive_soft", _backward, setup_context=_remember, lib=_library)
+torch.library.register_autograd("regard::additive_soft_backward", _no_double_backward, lib=_library)

@@ -1,0 +1,27 @@
+"""Small tasks with a known answer, drawn without end, and one short `fit`.
+
+Each is made so that a certain attention solves it and a mean of its inputs does not, and says where that attention should
+look.
+"""
+
+from regard.recipes.planted.fit import Classifier, accuracy, cross_entropy, fit
+from regard.recipes.planted.levels import MarkedWord, WordThenCharacter
+from regard.recipes.planted.pairs import Lookup, MatchingPair
+from regard.recipes.planted.sentiment import TargetSentiment
+from regard.recipes.planted.sources import InformativeSource
+from regard.recipes.planted.task import Batch, Task
+
+__all__ = [
+    "Batch",
+    "Classifier",
+    "InformativeSource",
+    "Lookup",
+    "MarkedWord",
+    "MatchingPair",
+    "TargetSentiment",
+    "Task",
+    "WordThenCharacter",
+    "accuracy",
+    "cross_entropy",
+    "fit",
+]

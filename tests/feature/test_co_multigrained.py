@@ -1,0 +1,60 @@
+"""Multi-grained co-attention: a coarse and a fine one side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as rg
+from regard.recipes.planted import Classifier, MatchingPair, accuracy, fit
+from tests.cases import assert_same, scrambled
+from tests.feature import test_co_interactive, test_co_parallel
+from tests.feature.common import EXECUTIONS, Tokens, check, holes, normal, weights_of
+
+
+def oracle(m: rg.MultiGrainedCoAttention, inputs: list[Tokens]) -> torch.Tensor:
+    return torch.cat([test_co_interactive.oracle(m.coarse, inputs), test_co_parallel.oracle(m.fine, inputs)])
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+def test_shapes(lead):
+    m = rg.MultiGrainedCoAttention((5, 3))
+    assert m(torch.randn(*lead, 11, 5), torch.randn(*lead, 7, 3)).shape == (*lead, 16)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS, ids=str)
+def test_oracle(execution):
+    m = rg.MultiGrainedCoAttention((5, 3))
+    check(m, oracle, [normal(2, 4, 5), normal(2, 3, 3, seed=1)], [holes(2, 4), holes(2, 3, seed=1)], execution)
+
+
+def test_gradients():
+    m = scrambled(rg.MultiGrainedCoAttention((5, 3)))
+    masks = (holes(2, 4), holes(2, 3, seed=1))
+    leaves = [normal(2, 4, 5).requires_grad_(), normal(2, 3, 3).requires_grad_()]
+    assert torch.autograd.gradcheck(lambda *x: m(*x, masks), leaves, fast_mode=True)
+
+
+def test_a_branch_does_not_notice_the_other():
+    m = scrambled(rg.MultiGrainedCoAttention((5, 3), coarse=rg.AlternatingCoAttention((5, 3))))
+    inputs = normal(2, 4, 5), normal(2, 3, 3)
+    before = m(*inputs)
+    with torch.no_grad():
+        for parameter in m.coarse.parameters():
+            parameter.zero_()
+    after = m(*inputs)
+    assert (before[:, :8] - after[:, :8]).abs().max() > 1e-3
+    assert torch.equal(before[:, 8:], after[:, 8:])
+
+
+def test_paths():
+    trace = weights_of(rg.MultiGrainedCoAttention(3), torch.randn(2, 4, 3), torch.randn(2, 5, 3))
+    assert list(trace) == ["coarse.first", "coarse.second", "fine.affinity", "fine.first", "fine.second"]
+
+
+def test_finds_the_matching_pair():
+    task = MatchingPair()
+    torch.manual_seed(0)
+    model = Classifier(rg.MultiGrainedCoAttention(task.dim), 4 * task.dim, task.classes)
+    fit(model, task, lr=0.03)
+    assert accuracy(model, task) >= 0.95
