@@ -317,7 +317,7 @@ def _soft(a: nn.Module, e: Row, allowed: Sequence[bool], x: Facts) -> Weights:
 
 
 def _entmax(a: nn.Module, e: Row, allowed: Sequence[bool], x: Facts) -> Weights:
-    alpha = float(a.alpha)
+    alpha = a.alpha.item() if isinstance(a.alpha, Tensor) else a.alpha
     return soft(e, allowed) if alpha == 1 else [zero() + w for w in entmax(e, allowed, alpha)]
 
 

@@ -64,9 +64,11 @@ def speed(
     dtype: torch.dtype, shapes: tuple[tuple[int, int, int], ...] = SHAPES, reach: float | None = None
 ) -> Iterator[Row]:
     """Forward and training step of every shape."""
-    compiled = {"torch.compile (@ w)": torch.compile(eager, dynamic=False)}
-    compiled["torch.compile (* w).sum"] = torch.compile(by_sum, dynamic=False)
     for batch, n, width in shapes:
+        # Anew for every shape: past its limit of recompilations torch.compile silently runs eagerly.
+        torch.compiler.reset()
+        compiled = {"torch.compile (@ w)": torch.compile(eager, dynamic=False)}
+        compiled["torch.compile (* w).sum"] = torch.compile(by_sum, dynamic=False)
         hidden = batch * n * n * width
         case = f"B{batch} N{n} D{width} {str(dtype).split('.')[1]}" + (f" |a|+|u|<={reach:g}" if reach else "")
         xs = inputs(batch, n, width, dtype, reach)

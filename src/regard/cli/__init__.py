@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from regard._version import __version__
+from regard.cli.bench import bench
 from regard.cli.list import list_mechanisms
 from regard.cli.show import show
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("list")(list_mechanisms)
 app.command("show")(show)
+app.command("bench")(bench)
 
 
 def _version(wanted: bool) -> None:

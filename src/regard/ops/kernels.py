@@ -14,7 +14,6 @@ from regard.ops.forms import AdditiveForm
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def kernel_problem(activation: str) -> str:
     """Why there is no kernel for an activation; empty if there is one, which is then registered.
 
@@ -25,6 +24,10 @@ def kernel_problem(activation: str) -> str:
     from regard.ops.triton.attend import supports
 
     return "" if supports(activation) else f"activation {activation!r} has no kernel"
+
+
+# What torch.compiler.assume_constant_result does, without its import of the whole compiler.
+kernel_problem._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def why_not_kernel(call: Call) -> str | None:

@@ -16,6 +16,13 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 class Classifier(nn.Module):
     """An attention on the inputs of a task, and a linear map to its classes.
 
+    Args:
+        attention: called with the inputs of a task by name.
+        dim: width of what it gives.
+        classes: of the task.
+        readout: (classes, dim), where the map starts, as some tasks know it. A map that starts at random may start with the wrong
+            sign; then attention learns to look away from the answer, for want of a better way to change the sign.
+
     Example:
         >>> import regard as rg
         >>> from regard.recipes.planted import MatchingPair
@@ -25,10 +32,14 @@ class Classifier(nn.Module):
         torch.Size([5, 4])
     """
 
-    def __init__(self, attention: nn.Module, dim: int, classes: int) -> None:
+    def __init__(self, attention: nn.Module, dim: int, classes: int, readout: Tensor | None = None) -> None:
         super().__init__()
         self.attention = attention
         self.output = nn.Linear(dim, classes)
+        if readout is not None:
+            with torch.no_grad():
+                self.output.weight.copy_(readout)
+                self.output.bias.zero_()
 
     def forward(self, **inputs: object) -> Tensor:
         """Logits of the classes."""

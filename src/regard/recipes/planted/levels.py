@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
-from regard.recipes.planted.task import Batch, choice, hidden_signs, one_hot, permutations, taken
+from regard.recipes.planted.task import Batch, choice, hidden_signs, of_sign, one_hot, permutations, taken
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,12 @@ class WordThenCharacter:
     def classes(self) -> int:
         """Positive or not."""
         return 2
+
+    @property
+    def readout(self) -> Tensor:
+        """The logits of the classes from word and character, (classes, width of both)."""
+        _, of_word, of_character = self.dims
+        return torch.cat([torch.zeros(self.classes, of_word), of_sign(of_character)], -1)
 
     def draw(self, count: int, generator: Generator) -> Batch:
         """Inputs `query`, `words` and `characters`; truth by the last two names."""

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from regard.recipes.planted.task import Batch, choice, hidden_signs, one_hot, permutations, taken
-
-# Of the code of an item: longer codes are sooner told apart.
-LENGTH = 1.0
+from regard.recipes.planted.task import Batch, choice, hidden_signs, of_sign, one_hot, permutations, taken
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,14 @@ class MatchingPair:
         """Of both signs."""
         return 4
 
+    @property
+    def readout(self) -> Tensor:
+        """The logits of the classes from the two items of the pair, (classes, 2 dim)."""
+        both = torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])
+        weight = torch.zeros(self.classes, 2, self.dim)
+        weight[..., -1] = both
+        return weight.flatten(1)
+
     def draw(self, count: int, generator: Generator) -> Batch:
         """Inputs `first` and `second`, (count, n, dim); truth by the same names."""
         codes = permutations(count, self.codes, generator)
@@ -48,7 +53,7 @@ class MatchingPair:
         order = permutations(len(codes), self.n, generator)
         place = (order == shared).long().argmax(-1)
         signs = hidden_signs(place, self.n, generator)
-        return place, torch.cat([LENGTH * one_hot(codes.gather(1, order), self.codes), signs[..., None]], -1)
+        return place, torch.cat([one_hot(codes.gather(1, order), self.codes), signs[..., None]], -1)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,11 @@ class Lookup:
     def classes(self) -> int:
         """Positive or not."""
         return 2
+
+    @property
+    def readout(self) -> Tensor:
+        """The logits of the classes from the item, (classes, dim)."""
+        return of_sign(self.dim)
 
     def draw(self, count: int, generator: Generator) -> Batch:
         """Inputs `query` (count, codes) and `key` (count, n, dim); truth `key`."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from regard.recipes.planted.task import Batch, choice, hidden_signs, one_hot, permutations, taken
-
-# Of the code of an aspect: longer codes are sooner told apart.
-LENGTH = 1.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,13 @@ class TargetSentiment:
         """Positive or not."""
         return 2
 
+    @property
+    def readout(self) -> Tensor:
+        """The logits of the classes from left and right, target and target, (classes, 4 dim)."""
+        weight = torch.zeros(self.classes, 4, self.dim)
+        weight[:, :2, -2] = torch.tensor([[-1.0], [1.0]])
+        return weight.flatten(1)
+
     def draw(self, count: int, generator: Generator) -> Batch:
         """Inputs `target` (count, 2, dim), `left` and `right` (count, 6, dim) with `masks`.
 
@@ -43,15 +47,18 @@ class TargetSentiment:
         side, place = choice(count, 2, generator), choice(count, 4, generator)
         # A third of the texts has nothing on the other side.
         alone = choice(count, 3, generator) == 0
-        signs = torch.stack([hidden_signs(place, 4, generator) for _ in range(2)], 1)
-        opinions = torch.cat([LENGTH * one_hot(aspects, self.aspects), signs[..., None], torch.zeros(count, 2, 4, 1)], -1)
+        # Where the target's opinion is not, signs are balanced: what is read there by mistake says nothing.
+        balanced = 2.0 * (permutations(count, 4, generator) % 2) - 1
+        here = side[:, None, None] == torch.arange(2)[:, None]
+        signs = torch.where(here, hidden_signs(place, 4, generator)[:, None], balanced[:, None])
+        opinions = torch.cat([one_hot(aspects, self.aspects), signs[..., None], torch.zeros(count, 2, 4, 1)], -1)
         filler = torch.zeros(self.dim)
         filler[-1] = 1.0
         tokens = torch.cat([filler.expand(count, 2, 2, self.dim), opinions], 2)
         fillers = torch.randint(3, (count, 2, 1), generator=generator)
         masks = torch.arange(6) >= 2 - fillers
         masks &= ~(alone[:, None] & (torch.arange(2) != side[:, None]))[..., None]
-        word = torch.cat([LENGTH * one_hot(taken(taken(aspects, side), place), self.aspects), torch.zeros(count, 2)], -1)
+        word = torch.cat([one_hot(taken(taken(aspects, side), place), self.aspects), torch.zeros(count, 2)], -1)
         target = torch.stack([word, filler.expand(count, self.dim)], 1)
         truth = {name: torch.where(side == k, place + 2, -1) for k, name in enumerate(("left", "right"))}
         (left, right), (left_mask, right_mask) = tokens.unbind(1), masks.unbind(1)

@@ -61,6 +61,17 @@ def hidden_signs(place: Tensor, n: int, generator: Generator) -> Tensor:
     return torch.where(position == place[:, None], sign[:, None], signs).float()
 
 
+def of_sign(*widths: int) -> Tensor:
+    """Logits of negative and positive from vectors of these widths, each of which ends in a sign.
+
+    Example:
+        >>> of_sign(2, 3).tolist()
+        [[0.0, -1.0, 0.0, 0.0, -1.0], [0.0, 1.0, 0.0, 0.0, 1.0]]
+    """
+    weight = torch.cat([one_hot(torch.tensor(width - 1), width) for width in widths])
+    return torch.stack([-weight, weight])
+
+
 def choice(count: int, n: int, generator: Generator) -> Tensor:
     """One of n for each of count."""
     return torch.randint(n, (count,), generator=generator)

@@ -1,0 +1,33 @@
+"""`regard bench`: measure, beside the alternatives."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli._output import refuse
+
+
+def bench(
+    name: Annotated[str | None, typer.Argument(help="A benchmark; without one, all that this machine can run.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the stored results, one file a benchmark.")] = Path(
+        "benchmarks/results"
+    ),
+    dry: Annotated[bool, typer.Option("--dry", help="Print, do not store.")] = False,
+) -> None:
+    """Run benchmarks, print their tables, and append every figure to a stored file."""
+    import torch
+
+    from regard.bench import QUESTIONS, run
+
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    names = [name] if name else [key for key, (_, device) in QUESTIONS.items() if device in ("cpu", here)]
+    command = " ".join(["regard", *sys.argv[1:]])
+    for question in names:
+        try:
+            run(question, None if dry else results, command, typer.echo)
+        except ValueError as error:
+            refuse(error)
