@@ -183,11 +183,14 @@ def test_recorded_is_unrecorded_to_the_bit(case, execution):
     inputs, module = case.inputs(), case.build()
     with EXECUTIONS[execution]():
         plain = outcome(case, module, inputs)
+        drawn = torch.get_rng_state()
         with rg.record(module) as trace:
             assert_identical(outcome(case, module, inputs), plain)
+            assert torch.equal(torch.get_rng_state(), drawn)
         assert len(trace) > 0
         with rg.record(module, "weights", "entropy"):
             assert_identical(outcome(case, module, inputs), plain)
+            assert torch.equal(torch.get_rng_state(), drawn)
 
 
 @pytest.mark.parametrize("execution", ["dense", "blockwise"])

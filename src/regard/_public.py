@@ -50,6 +50,19 @@ from regard.observe import (
     unadopt,
 )
 from regard.ops.dispatch import execution
+from regard.query import (
+    AuxiliaryQuery,
+    ConstantQuery,
+    ContextQuery,
+    LearnableQuery,
+    MultiHeadAttention,
+    MultiHopAttention,
+    MultiQueryConcat,
+    Others,
+    PooledQuery,
+    RNNStateQuery,
+    SelfAttention,
+)
 
 __all__ = [
     "ActivatedGeneral",
@@ -112,4 +125,15 @@ __all__ = [
     "record",
     "reinforce",
     "unadopt",
+    "AuxiliaryQuery",
+    "ConstantQuery",
+    "ContextQuery",
+    "LearnableQuery",
+    "MultiHeadAttention",
+    "MultiHopAttention",
+    "MultiQueryConcat",
+    "Others",
+    "PooledQuery",
+    "RNNStateQuery",
+    "SelfAttention",
 ]

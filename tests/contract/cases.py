@@ -111,6 +111,16 @@ def _attend(module: nn.Module, inputs: Inputs) -> Tensor:
     return module(x.get("query"), x["key"], x.get("value"), mask=inputs.masks["mask"])
 
 
+def _nearer(i: Tensor, j: Tensor) -> Tensor:
+    """A bias of positions."""
+    return -0.3 * (i - j).abs()
+
+
+def _attend_nearer(module: nn.Module, inputs: Inputs) -> Tensor:
+    x = inputs.tensors
+    return module(x.get("query"), x["key"], x.get("value"), mask=inputs.masks["mask"], bias=_nearer)
+
+
 def attention(entry: str, make: Callable[[], rg.Attention], name: str | None = None, **more: Any) -> Case:
     """A case of the general attention, under a mask of pairs; its widths are read off the score."""
     score = make().score
@@ -183,6 +193,8 @@ def _variants() -> Iterator[Case]:
         lambda: rg.Attention("dot", key_map=nn.Linear(11, 11), value_map=nn.Linear(13, 13)),
         "dot, key and value maps",
     )
+    for score in ("dot", "additive"):
+        yield replace(_variant(score, "biased by positions"), call=_attend_nearer)
     yield attention("general", lambda: rg.Attention(rg.General(2, 11, heads=2)), "general, heads")
     yield attention("additive", lambda: rg.Attention(rg.Additive(2, 11, 17, heads=2)), "additive, heads")
     yield replace(
@@ -338,7 +350,129 @@ def _feature() -> list[Case]:
     return [*_several_inputs(), *_several_levels(), *_several_representations(), *_single()]
 
 
-CASES = [*_scores_and_alignments(), *_variants(), *_dimensionalities(), *_mechanisms(), *_feature()]
+def _asking() -> Iterator[Case]:
+    yield _self_attention("self-attention", lambda: rg.SelfAttention(11, 5, 13))
+    yield _self_attention(
+        "self-attention",
+        lambda: rg.SelfAttention(11, 5, 13, score="additive", pairs=rg.Causal(), features=True),
+        "self-attention, causal, additive, multi-dimensional",
+    )
+    yield replace(
+        _self_attention(
+            "feature-update", lambda: rg.SelfAttention(11, 5, 13, update="residual", align="entmax", pairs=rg.Others())
+        ),
+        result=("b", "n", 11),
+    )
+
+
+class Asked(nn.Module):
+    """A model of queries and the attention that it asks."""
+
+    def __init__(self, query: nn.Module, key_dim: int = 11) -> None:
+        super().__init__()
+        self.query, self.attention = query, rg.Attention(rg.Additive(2, key_dim, 17))
+
+    def forward(self, query: Tensor, inputs: Inputs) -> Tensor:
+        return self.attention(query, inputs.tensors["key"], inputs.tensors["value"], mask=inputs.masks["mask"])
+
+
+def _queries() -> Iterator[Case]:
+    def asked(
+        entry: str, query: Callable[[], nn.Module], ask: Callable[[Any, Inputs], Tensor], **tensors: Axes
+    ) -> Case:
+        return Case(
+            name=entry,
+            entry=entry,
+            make=lambda: Asked(query()),
+            tensors=tensors | {"key": ("b", "n", 11), "value": ("b", "n", 13)},
+            masks={"mask": ("b", "n")},
+            result=("b", 13),
+            call=lambda module, inputs: module(ask(module.query, inputs), inputs),
+        )
+
+    def of_key(query: nn.Module, inputs: Inputs) -> Tensor:
+        return query(inputs.tensors["key"], inputs.masks["mask"])
+
+    def of_features(query: nn.Module, inputs: Inputs) -> Tensor:
+        return query(inputs.tensors["features"], inputs.masks["mask"])
+
+    def of_context(query: nn.Module, inputs: Inputs) -> Tensor:
+        return query(None, inputs.tensors["features"], mask=inputs.masks["mask"])
+
+    yield asked("constant-query", lambda: rg.ConstantQuery(torch.ones(2)), of_key)
+    yield asked("learnable-query", lambda: rg.LearnableQuery(2), of_key)
+    yield asked("basic-query", rg.RNNStateQuery, lambda query, inputs: query(inputs.tensors["state"]), state=("b", 2))
+    yield asked(
+        "auxiliary-query",
+        lambda: rg.AuxiliaryQuery(5, 2),
+        lambda query, inputs: query(inputs.tensors["variable"], inputs.masks["mask"].any(-1)),
+        variable=("b", 5),
+    )
+    yield asked("pooled-query", rg.PooledQuery, of_features, features=("b", "n", 2))
+    yield asked(
+        "specialised-query",
+        lambda: rg.ContextQuery(rg.Attention("query-free", key_dim=2, hidden_dim=3)),
+        of_context,
+        features=("b", "n", 2),
+    )
+
+
+def _multi_hop() -> Iterator[Case]:
+    def hops(name: str, entry: str = "multi-hop", side: bool = False, **options: Any) -> Case:
+        more: dict[str, Axes] = {"side": ("b", "n", 2)} if side else {}
+        return Case(
+            name=name,
+            entry=entry,
+            make=lambda: rg.MultiHopAttention((2, 11, 13), 2, **options),
+            tensors={"query": ("b", 2), "key": ("b", "n", 11), "value": ("b", "n", 13)} | more,
+            masks={"mask": ("b", "n")},
+            result=("b", 13),
+            call=lambda module, inputs: module(
+                *(inputs.tensors[name] for name in ("query", "key", "value")),
+                inputs.masks["mask"],
+                side=inputs.tensors.get("side"),
+                side_mask=inputs.masks["mask"] if side else None,
+            ),
+        )
+
+    yield hops("multi-hop, own weights", share=False)
+    yield hops("multi-hop, GRU", transform="gru", score="general", align="sparsemax")
+    yield hops("multi-hop-variants", "multi-hop-variants", side=True, transform="attention", start="zeros")
+
+
+def _many_asking() -> Iterator[Case]:
+    def multi_head(name: str, **options: Any) -> Case:
+        return Case(
+            name=f"multi-head, {name}",
+            entry="multi-head",
+            make=lambda: rg.MultiHeadAttention((2, 11, 13), 3, head_dim=(5, 7), **options),
+            tensors={"query": ("b", "nq", 2), "key": ("b", "n", 11), "value": ("b", "n", 13)},
+            masks={"mask": ("b", "nq", "n")},
+            result=("b", "nq", 2),
+            call=_attend,
+        )
+
+    yield multi_head("biased", bias=True)
+    yield multi_head("grouped, additive", score="additive", key_heads=1)
+    yield multi_head(
+        "different heads", score=["additive", "general", "dot"], align=[None, "sparsemax", None], bias=True
+    )
+    yield Case(
+        name="multi-query-concat",
+        entry="multi-query-concat",
+        make=lambda: rg.MultiQueryConcat("additive", query_dim=2, key_dim=11, hidden_dim=17),
+        tensors={"query": ("b", "nq", 2), "key": ("b", "n", 11), "value": ("b", "n", 13)},
+        masks={"mask": ("b", "nq", "n")},
+        result=("b", "nq", 13),
+        call=lambda module, inputs: _attend(module, inputs).unflatten(-1, (inputs.tensors["query"].shape[-2], 13)),
+    )
+
+
+def _query() -> list[Case]:
+    return [*_asking(), *_queries(), *_many_asking(), *_multi_hop()]
+
+
+CASES = [*_scores_and_alignments(), *_variants(), *_dimensionalities(), *_mechanisms(), *_feature(), *_query()]
 
 
 def named(name: str) -> Case:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import regard as rg
+from regard.recipes.planted import Classifier, MatchingPair, accuracy, fit
 from tests import oracles
 from tests.cases import assert_same, scrambled
 
@@ -100,3 +102,30 @@ def weights_of(module: nn.Module, *inputs: Any, **named: Any) -> rg.Trace:
     with rg.record(module) as trace:
         module(*inputs, **named)
     return trace
+
+
+def assert_finds_the_pair(make: Callable[[MatchingPair], nn.Module], steps: int = 300, at: str = "attention") -> None:
+    """Trained on one matching pair among distractors, it finds the pair and looks at it; its means are at chance."""
+    task = MatchingPair()
+
+    def trained(**options: Any) -> Classifier:
+        torch.manual_seed(0)
+        attention = make(task)
+        copies = attention(**task.draw(1, torch.Generator()).inputs).shape[-1] // (2 * task.dim)
+        model = Classifier(attention, copies * 2 * task.dim, task.classes, task.readout.repeat(1, copies))
+        with rg.intervene(model, **options) if options else nullcontext():
+            fit(model, task, lr=0.03, steps=steps)
+            scores.append(accuracy(model, task))
+        return model
+
+    scores: list[float] = []
+    model = trained()
+    trained(how="uniform")
+    print(f"accuracy {scores[0]:.3f}, without attention {scores[1]:.3f}, chance {1 / task.classes}")
+    assert scores[0] >= 0.95
+    assert abs(scores[1] - 1 / task.classes) < 0.03
+    batch = task.draw(512, torch.Generator().manual_seed(2))
+    trace = weights_of(model, **batch.inputs)
+    for side in ("first", "second"):
+        found = trace[f"{at}.{side}"][-1].weights.argmax(-1)
+        assert (found == batch.truth[side]).float().mean() >= 0.95

@@ -6,9 +6,17 @@ import pytest
 import torch
 
 import regard as rg
-from regard.recipes.planted import Classifier, MatchingPair, accuracy, fit
 from tests.cases import assert_same, scrambled
-from tests.feature.common import EXECUTIONS, Tokens, attend, check, holes, mean, normal, weights_of
+from tests.feature.common import (
+    EXECUTIONS,
+    Tokens,
+    assert_finds_the_pair,
+    attend,
+    check,
+    holes,
+    mean,
+    normal,
+)
 
 OPTIONS = {
     "activated general": {},
@@ -71,22 +79,4 @@ def test_other_alignments():
 
 
 def test_finds_the_matching_pair():
-    task = MatchingPair()
-    torch.manual_seed(0)
-    model = Classifier(rg.InteractiveCoAttention(task.dim, score="general"), 2 * task.dim, task.classes)
-    fit(model, task, lr=0.03)
-    assert accuracy(model, task) >= 0.95
-    batch = task.draw(256, torch.Generator().manual_seed(2))
-    trace = weights_of(model, **batch.inputs)
-    for side in ("first", "second"):
-        found = trace[f"attention.{side}"].weights.argmax(-1)
-        assert (found == batch.truth[side]).float().mean() >= 0.95
-
-
-def test_without_attention_the_pair_is_not_found():
-    task = MatchingPair()
-    torch.manual_seed(0)
-    model = Classifier(rg.InteractiveCoAttention(task.dim, score="general"), 2 * task.dim, task.classes)
-    with rg.intervene(model, "uniform"):
-        fit(model, task, lr=0.03)
-        assert accuracy(model, task) < 1 / task.classes + 0.06
+    assert_finds_the_pair(lambda task: rg.InteractiveCoAttention(task.dim, score="general"), steps=500)

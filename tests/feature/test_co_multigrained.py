@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import regard as rg
-from regard.recipes.planted import Classifier, MatchingPair, accuracy, fit
-from tests.cases import assert_same, scrambled
+from tests.cases import scrambled
 from tests.feature import test_co_interactive, test_co_parallel
-from tests.feature.common import EXECUTIONS, Tokens, check, holes, normal, weights_of
+from tests.feature.common import EXECUTIONS, Tokens, assert_finds_the_pair, check, holes, normal, weights_of
 
 
 def oracle(m: rg.MultiGrainedCoAttention, inputs: list[Tokens]) -> torch.Tensor:
@@ -53,8 +52,4 @@ def test_paths():
 
 
 def test_finds_the_matching_pair():
-    task = MatchingPair()
-    torch.manual_seed(0)
-    model = Classifier(rg.MultiGrainedCoAttention(task.dim), 4 * task.dim, task.classes)
-    fit(model, task, lr=0.03)
-    assert accuracy(model, task) >= 0.95
+    assert_finds_the_pair(lambda task: rg.MultiGrainedCoAttention(task.dim), at="attention.fine")

@@ -21,7 +21,9 @@ OPTIONS = {
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
-def oracle(m: rg.HierarchicalAttention, leaves: torch.Tensor, mask: torch.Tensor, level: int | None = None) -> torch.Tensor:
+def oracle(
+    m: rg.HierarchicalAttention, leaves: torch.Tensor, mask: torch.Tensor, level: int | None = None
+) -> torch.Tensor:
     """One document: recursion over segments, of which those with nothing in them do not exist."""
     names = list(m.levels)
     level = len(names) - 1 if level is None else level
@@ -29,7 +31,7 @@ def oracle(m: rg.HierarchicalAttention, leaves: torch.Tensor, mask: torch.Tensor
         tokens = [x for x, ok in zip(leaves, mask, strict=True) if ok]
     else:
         tokens = [oracle(m, x, ok, level - 1) for x, ok in zip(leaves, mask, strict=True) if ok.any()]
-    query = m.queries[names[level]] if names[level] in m.queries else None
+    query = m.queries.get(names[level])
     return attend(m.levels[names[level]], query, tokens)
 
 
@@ -204,7 +206,9 @@ def test_finds_the_marked_word():
     trace = weights_of(model, **batch.inputs)
     rows = torch.arange(256)
     sentence = trace["attention.levels.sentence"].weights[rows, batch.truth["sentence"]].mean()
-    leaf = model.attention.leaf_weights(trace, at="attention")[rows, batch.truth["sentence"], batch.truth["word"]].mean()
+    leaf = model.attention.leaf_weights(trace, at="attention")[
+        rows, batch.truth["sentence"], batch.truth["word"]
+    ].mean()
     print(f"weight on the planted sentence {sentence:.3f}, on the planted word {leaf:.3f}")
     assert sentence >= 0.8
     assert leaf >= 0.8

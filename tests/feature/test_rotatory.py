@@ -25,7 +25,9 @@ OPTIONS = {
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
-def weigh(m: rg.Attention | None, left: torch.Tensor, right: torch.Tensor, both: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def weigh(
+    m: rg.Attention | None, left: torch.Tensor, right: torch.Tensor, both: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     if m is None or not both:
         return left, right
     s = m.score
@@ -134,7 +136,9 @@ def test_refusals():
         rg.RotatoryAttention(5, order="both")
     with pytest.raises(ValueError, match="hops: got 0"):
         rg.RotatoryAttention(5, hops=0)
-    with pytest.raises(ValueError, match="masks: got 2 masks, expected one mask, or None, for each of target, left, right"):
+    with pytest.raises(
+        ValueError, match="masks: got 2 masks, expected one mask, or None, for each of target, left, right"
+    ):
         rg.RotatoryAttention(5)(*(torch.randn(2, 3, 5),) * 3, masks=(None, None))
 
 
@@ -143,17 +147,17 @@ def test_hops_solve_what_mean_pooling_cannot(options):
     """The sign of the opinion on the target; both signs are equally frequent on each side."""
     task = TargetSentiment()
     torch.manual_seed(0)
-    model = Classifier(rg.RotatoryAttention(task.dim, **options), 4 * task.dim, task.classes)
+    model = Classifier(rg.RotatoryAttention(task.dim, **options), 4 * task.dim, task.classes, task.readout)
     fit(model, task, lr=0.03)
     found = accuracy(model, task)
     torch.manual_seed(0)
-    pooling = Classifier(rg.RotatoryAttention(task.dim), 4 * task.dim, task.classes)
+    pooling = Classifier(rg.RotatoryAttention(task.dim), 4 * task.dim, task.classes, task.readout)
     with rg.intervene(pooling, "uniform"):
         fit(pooling, task, lr=0.03)
         pooled = accuracy(pooling, task)
     print(f"rotatory {found:.3f}, mean pooling {pooled:.3f}")
     assert found >= 0.95
-    assert pooled < 0.57
+    assert abs(pooled - 0.5) < 0.04
     batch = task.draw(256, torch.Generator().manual_seed(2))
     trace = weights_of(model, **batch.inputs)
     for side in ("left", "right"):

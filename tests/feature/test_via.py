@@ -98,8 +98,8 @@ def test_finds_the_word_and_the_character_it_names():
     of_query, of_words, of_characters = task.dims
     torch.manual_seed(0)
     attention = rg.AttentionViaAttention(of_query, (of_words, of_characters), score="general")
-    model = Classifier(attention, of_words + of_characters, task.classes)
-    fit(model, task, steps=600, lr=0.03)
+    model = Classifier(attention, of_words + of_characters, task.classes, task.readout)
+    fit(model, task, lr=0.03)
     assert accuracy(model, task) >= 0.95
     batch = task.draw(256, torch.Generator().manual_seed(2))
     trace = weights_of(model, **batch.inputs)
@@ -114,7 +114,7 @@ def test_characters_alone_do_not_find_it():
     of_query, of_words, of_characters = task.dims
     torch.manual_seed(0)
     attention = rg.AttentionViaAttention(of_query, (of_words, of_characters), score="general")
-    model = Classifier(attention, of_words + of_characters, task.classes)
+    model = Classifier(attention, of_words + of_characters, task.classes, task.readout)
     with rg.intervene(model, "uniform", at="attention.words"):
-        fit(model, task, steps=300, lr=0.03)
+        fit(model, task, lr=0.03)
         assert accuracy(model, task) < 0.6

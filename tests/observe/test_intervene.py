@@ -177,6 +177,13 @@ def test_a_given_tensor_is_what_is_read(kind):
         assert_same(trace.weights, part.expand(shape))
 
 
+def test_a_given_tensor_is_cut_into_panels():
+    attend, tensors, _ = setting("single")
+    weights = torch.rand(B, NQ, N, dtype=torch.float64)
+    with rg.intervene(attend, weights), rg.execution("blockwise", panel=2):
+        assert_same(attend(*tensors), weights @ tensors[2])
+
+
 def test_a_given_tensor_has_a_gradient():
     attend, tensors, _ = setting("single")
     weights = torch.rand(B, NQ, N, dtype=torch.float64, requires_grad=True)

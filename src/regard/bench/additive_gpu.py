@@ -24,11 +24,10 @@ def by_sum(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 
 def ours(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """The registered operator that `Attention` calls."""
-    from regard.ops.triton import attend  # noqa: F401  registers the operator
+    """What `Attention` calls, outside of compiled graphs."""
+    from regard.ops.triton.attend import additive_soft
 
-    out: Tensor = torch.ops.regard.additive_soft(a, u, w[None].float(), v, None, False, "tanh")[0]
-    return out
+    return additive_soft(a, u, w[None].float(), v, None, False, "tanh")[0]
 
 
 def inputs(batch: int, n: int, width: int, dtype: torch.dtype, reach: float | None = None) -> list[Tensor]:

@@ -70,7 +70,13 @@ def additive_kernel(call: Call) -> Tensor:
     causal = getattr(call.mask, "is_plain_causal", False)
     allowed = None if call.mask is None or causal else call.tile().mask()
     mask = None if allowed is None else _mask_bytes(allowed, lead)
-    out: Tensor = torch.ops.regard.additive_soft(a, u, w, v, mask, causal, form.activation.spec)[0]
+    operands = (a, u, w, v, mask, causal, form.activation.spec)
+    if torch.compiler.is_compiling():
+        out: Tensor = torch.ops.regard.additive_soft(*operands)[0]
+    else:
+        from regard.ops.triton.attend import additive_soft
+
+        out = additive_soft(*operands)[0]
     return out.view(*lead, *out.shape[1:])
 
 

@@ -1,4 +1,4 @@
-"""Figures of attention: the alignment heat map and the token strip.
+"""Figures of attention: the alignment heat map, and token strips, one or several.
 
 Every function returns a `matplotlib.figure.Figure` that belongs to nobody: no backend is chosen, nothing is
 registered with pyplot, nothing needs closing. Text is drawn as it is written: dollars, backslashes and angle
@@ -12,7 +12,7 @@ import os
 import secrets
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
     import numpy.typing as npt
 
-__all__ = ["colormap", "heatmap", "save", "token_strip"]
+__all__ = ["colormap", "heatmap", "save", "token_strip", "token_strips", "trace_strips"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Marks: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -188,6 +188,97 @@ def token_strip(
     if ax is None:
         _settle(figure)
     return figure
+
+
+def token_strips(
+    parts: Mapping[str, tuple[Sequence[str], torch.Tensor | npt.ArrayLike]], *, title: str | None = None
+) -> matplotlib.figure.Figure:
+    """Write several texts beneath each other, each under its name and shaded by its own weights, on one colour scale.
+
+    For attention with several inputs or levels: left, target and right; the sentences of a document.
+
+    Args:
+        parts: by name, N tokens and their weights: (N,), or (R, N) to repeat the text once a row, such as a hop.
+        title: a line above the figure.
+
+    Returns:
+        The figure.
+
+    Example:
+        >>> left, right = (["not", "bad"], [0.8, 0.2]), (["at", "all"], [0.5, 0.5])
+        >>> figure = token_strips({"left": left, "right": right})
+        >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
+        ['left', 'right']
+    """
+    if not parts:
+        raise ValueError(refusal("parts", "none", "at least one text with its weights"))
+    shades = {name: _numbers(weights, f"weights of {name}") for name, (_, weights) in parts.items()}
+    for name, x in shades.items():
+        if x.ndim not in (1, 2):
+            raise ValueError(refusal(f"weights of {name}", x.shape, "shape (N,) or (R, N)"))
+    words = {
+        name: _labels(tokens, f"tokens of {name}", shades[name].shape[-1], shades[name].shape)
+        for name, (tokens, _) in parts.items()
+    }
+    heading = _visible(title or "", edges=False)
+    family = _family([*(word for some in words.values() for word in some), *parts, heading])
+    scale = _scale(np.concatenate([x.ravel() for x in shades.values()]))
+    lines = {
+        name: _Lines(words[name], len(np.atleast_2d(x)), x.ndim == 2, _STRIP_INCHES * 72, 10.0, family)
+        for name, x in shades.items()
+    }
+    figure, slots, bar = _strips_figure([block.height for block in lines.values()], bool(heading))
+    for (name, block), axes in zip(lines.items(), slots, strict=True):
+        axes.set_axis_off()
+        axes.set(xlim=(0, block.width), ylim=(block.height, 0))
+        axes.set_title(_visible(name, edges=False), loc="left", pad=2, **_plain(family, size=8.5, color=_FAINT))
+        if words[name]:
+            _shade(axes, block, np.atleast_2d(shades[name]), scale, family)
+        else:
+            _say(axes, "no tokens")
+    _dress(figure.colorbar(scale, cax=bar, orientation="horizontal"))
+    if heading:
+        figure.suptitle(heading, x=0.1 / figure.get_figwidth(), ha="left", **_plain(family, size=11, color=_INK))
+    _settle(figure)
+    return figure
+
+
+def trace_strips(
+    trace: Any, tokens: Mapping[str, Sequence[str]], *, example: int = 0, title: str | None = None
+) -> matplotlib.figure.Figure:
+    """Draw what attentions with a single query read, from a trace: a strip a path, a row a call.
+
+    Args:
+        trace: what `regard.record` gave.
+        tokens: by path, the tokens of the example; weights beyond them are padding.
+        example: its place in the batch.
+        title: a line above the figure.
+
+    Returns:
+        The figure.
+
+    Example:
+        >>> import regard as rg
+        >>> rotate = rg.RotatoryAttention(4, hops=2)
+        >>> with rg.record(rotate) as trace:
+        ...     summary = rotate(torch.randn(1, 1, 4), torch.randn(1, 2, 4), torch.randn(1, 3, 4))
+        >>> figure = trace_strips(trace, {"left": ["not", "bad"], "right": ["at", "all", "!"]})
+        >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
+        ['left', 'right']
+    """
+    parts: dict[str, tuple[Sequence[str], Any]] = {}
+    for path, words in tokens.items():
+        rows = []
+        for call in trace[path]:
+            weights = call.weights[example].detach()
+            if weights.dim() == 2 and call.call.form.multi:
+                weights = weights.mean(-1)
+            if weights.dim() != 1:
+                got = f"weights {tuple(weights.shape)} at {path!r}"
+                raise ValueError(refusal("trace", got, "those of a single query; draw many with heatmap"))
+            rows.append(weights[: len(words)])
+        parts[path] = words, torch.stack(rows) if len(rows) > 1 else rows[0]
+    return token_strips(parts, title=title)
 
 
 def save(figure: matplotlib.figure.Figure, path: str | os.PathLike[str]) -> Path:
@@ -585,6 +676,21 @@ def _strip_figure(
     axes = figure.add_axes((side / width, foot / height, _STRIP_INCHES / width, points / 72 / height))
     slot = figure.add_axes((1 - (side + 1.6) / width, 0.2 / height, 1.6 / width, 0.07 / height))
     return figure, axes, slot
+
+
+def _strips_figure(
+    heights: Sequence[float], titled: bool
+) -> tuple[matplotlib.figure.Figure, list[matplotlib.axes.Axes], matplotlib.axes.Axes]:
+    """A figure with a slot for each text, as tall as it is, and one for the colour bar."""
+    side, head, foot, name = 0.1, 0.4 if titled else 0.1, 0.34, 0.24
+    width = _STRIP_INCHES + 2 * side
+    height = head + foot + sum(points / 72 + name for points in heights)
+    figure, slots, top = _figure(width, height), [], height - head
+    for points in heights:
+        top -= name + points / 72
+        slots.append(figure.add_axes((side / width, top / height, _STRIP_INCHES / width, points / 72 / height)))
+    bar = figure.add_axes((1 - (side + 1.6) / width, 0.2 / height, 1.6 / width, 0.07 / height))
+    return figure, slots, bar
 
 
 def _scale(shades: Array) -> Any:

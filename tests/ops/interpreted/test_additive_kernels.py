@@ -95,10 +95,13 @@ def test_kernels_are_as_exact_as_the_formula_in_the_same_dtype(name: str) -> Non
     plain = with_gradients(lambda *x: formula(case, mask, *x), [x.to(case.dtype) for x in inputs], grad)
     bytes_ = None if mask is None else mask.to(torch.uint8)
 
-    def ours(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    def eager(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return attend.additive_soft(a, u, w, v, bytes_, case.causal, case.act)[0]
+
+    def registered(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
         return torch.ops.regard.additive_soft(a, u, w, v, bytes_, case.causal, case.act)[0]
 
-    first, second = (with_gradients(ours, inputs, grad) for _ in range(2))
+    first, second = (with_gradients(ours, inputs, grad) for ours in (eager, registered))
     rounding = torch.finfo(case.dtype).eps
     for what, x, again, reference, rival in zip(
         ("o", "da", "du", "dw", "dv"), first, second, exact, plain, strict=True
@@ -116,10 +119,11 @@ def test_kernels_are_as_exact_as_the_formula_in_the_same_dtype(name: str) -> Non
         assert (first[1][0, 3] == 0).all()
 
 
-def test_log_sum_exp_and_its_gradient() -> None:
+@pytest.mark.parametrize("operator", [attend.additive_soft, torch.ops.regard.additive_soft])
+def test_log_sum_exp_and_its_gradient(operator) -> None:
     case = Case(nq=11, n=13, masked=False)
     a, u, w, v = (x.requires_grad_() for x in case.inputs())
-    lse = torch.ops.regard.additive_soft(a, u, w, v, None, False, "tanh")[1]
+    lse = operator(a, u, w, v, None, False, "tanh")[1]
     scores = (torch.tanh(a.double()[:, :, None] + u.double()[:, None]) * w.double()[:, None, None]).sum(-1)
     exact = scores.logsumexp(-1)
     assert distance(lse.detach(), exact.detach()) < 1e-6
@@ -155,11 +159,12 @@ def test_the_operator_is_registered_as_torch_asks() -> None:
     torch.library.opcheck(torch.ops.regard.additive_soft, (a, u, w, v, None, True, "tanh"))
 
 
-def test_second_derivatives_are_refused_by_name() -> None:
+@pytest.mark.parametrize("operator", [attend.additive_soft, torch.ops.regard.additive_soft])
+def test_second_derivatives_are_refused_by_name(operator) -> None:
     a, u, w, v = (x.requires_grad_() for x in Case(nq=5, n=7).inputs())
-    out = torch.ops.regard.additive_soft(a, u, w, v, None, False, "tanh")[0]
+    out = operator(a, u, w, v, None, False, "tanh")[0]
     (da,) = torch.autograd.grad(out.sum(), a, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivatives.*impl='dense'"):
+    with pytest.raises(NotImplementedError, match=r"second derivatives.*impl='dense'"):
         da.sum().backward()
 
 

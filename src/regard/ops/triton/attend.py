@@ -116,3 +116,32 @@ torch.library.register_fake("regard::additive_soft", _forward_fake, lib=_library
 torch.library.register_fake("regard::additive_soft_backward", _gradients_fake, lib=_library)
 torch.library.register_autograd("regard::additive_soft", _backward, setup_context=_remember, lib=_library)
 torch.library.register_autograd("regard::additive_soft_backward", _no_double_backward, lib=_library)
+
+
+class AdditiveSoft(torch.autograd.Function):
+    """The same operator for eager mode, where the registered one spends as long on the host as the device on the work."""
+
+    @staticmethod
+    def forward(ctx, a, u, w, v, mask, causal, act):  # type: ignore[no-untyped-def]
+        out, lse = _forward(a, u, w, v, mask, causal, act)
+        _remember(ctx, (a, u, w, v, mask, causal, act), (out, lse))
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, do, dlse):  # type: ignore[no-untyped-def]
+        a, u, w, v, mask, out, lse = ctx.saved_tensors
+        do = torch.zeros_like(out) if do is None else do
+        if torch.is_grad_enabled():
+            # Asked for a graph of the backward: the registered operator refuses its derivative by name.
+            return _backward(ctx, do, dlse)
+        dlse = None if dlse is None else torch.where(lse > -torch.inf, dlse, 0.0)
+        return (*_gradients(do, dlse, a, u, w, v, out, lse, mask, ctx.causal, ctx.act), None, None, None)
+
+
+def additive_soft(
+    a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str
+) -> tuple[Tensor, Tensor]:
+    """Contexts and log-sum-exp, by the quickest way to the kernels."""
+    both: tuple[Tensor, Tensor] = AdditiveSoft.apply(a, u, w, v, mask, causal, act)  # type: ignore[no-untyped-call]
+    return both

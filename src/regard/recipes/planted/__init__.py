@@ -4,6 +4,7 @@ Each is made so that a certain attention solves it and a mean of its inputs does
 look.
 """
 
+from regard.recipes.planted.chains import FactChain
 from regard.recipes.planted.fit import Classifier, accuracy, cross_entropy, fit
 from regard.recipes.planted.levels import MarkedWord, WordThenCharacter
 from regard.recipes.planted.pairs import Lookup, MatchingPair
@@ -14,6 +15,7 @@ from regard.recipes.planted.task import Batch, Task
 __all__ = [
     "Batch",
     "Classifier",
+    "FactChain",
     "InformativeSource",
     "Lookup",
     "MarkedWord",

@@ -1,0 +1,129 @@
+"""What the mechanisms of this family share: masks of whole inputs, and inputs that hold nothing where nobody looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard._errors import refusal
+from regard.general.masks import Bound, Keys, Mask, Sizes, as_mask
+from regard.general.scores.base import width
+
+
+class Others(Mask):
+    """Every position but one's own; the last query is aligned with the last key.
+
+    Example:
+        >>> Others().bind(Sizes((), 2, 2)).tile(range(2), range(2), torch.device("cpu")).int().tolist()
+        [[0, 1], [1, 0]]
+    """
+
+    def __repr__(self) -> str:
+        return "Others()"
+
+    def bind(self, sizes: Sizes) -> Bound:
+        return _BoundOthers(sizes)
+
+
+@dataclass(frozen=True)
+class _BoundOthers(Bound):
+    sizes: Sizes
+
+    @property
+    def offset(self) -> int:
+        return self.sizes.n - self.sizes.nq
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        own = torch.arange(i.start, i.stop, device=device)[:, None] + self.offset
+        return torch.arange(j.start, j.stop, device=device) != own
+
+    def keys(self, device: torch.device) -> Tensor:
+        position = torch.arange(self.sizes.n, device=device)
+        return (position != self.offset) if self.sizes.nq == 1 else torch.full_like(position, self.sizes.nq > 0).bool()
+
+    def rows(self, device: torch.device) -> Tensor:
+        own = torch.arange(self.sizes.nq, device=device) + self.offset
+        return (own != 0) if self.sizes.n == 1 else torch.full_like(own, self.sizes.n > 0).bool()
+
+
+class Filled(Mask):
+    """A mask of inputs that hold zeros wherever nobody looks; with `heads`, the same for every head.
+
+    Args:
+        bound: the mask of the inputs before they were split into heads.
+        heads: whether the call has an axis of heads that the mask does not have.
+    """
+
+    def __init__(self, bound: Bound, heads: bool = False) -> None:
+        self.bound, self.heads = bound, heads
+
+    def bind(self, sizes: Sizes) -> Bound:
+        return _BoundFilled(self.bound, self.heads, sizes)
+
+
+@dataclass(frozen=True)
+class _BoundFilled(Bound):
+    bound: Bound
+    heads: bool
+    sizes: Sizes
+    is_filled = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.bound.shape
+        return (*shape[:-2], 1, *shape[-2:]) if self.heads and len(shape) > 2 else shape
+
+    @property
+    def is_plain_causal(self) -> bool:  # type: ignore[override]
+        return self.bound.is_plain_causal
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        return self._spread(self.bound.tile(i, j, device), 2)
+
+    def keys(self, device: torch.device) -> Tensor | None:
+        keys = self.bound.keys(device)
+        return None if keys is None else self._spread(keys, 1)
+
+    def rows(self, device: torch.device) -> Tensor | None:
+        rows = self.bound.rows(device)
+        return None if rows is None else self._spread(rows, 1)
+
+    def _spread(self, x: Tensor, own: int) -> Tensor:
+        """Insert the axis of heads before the mask's own last axes."""
+        return x.unsqueeze(-own - 1) if self.heads and x.dim() > own else x
+
+
+def keep(x: Tensor, kept: Tensor | None) -> Tensor:
+    """Zero x (..., N, d) but where kept (..., N) is true; what x shares along an axis is kept if any use of it is."""
+    if kept is None:
+        return x
+    while kept.dim() > x.dim() - 1:
+        kept = kept.any(0)
+    for axis in range(-kept.dim(), -1):
+        if x.shape[axis - 1] == 1 and kept.shape[axis] > 1:
+            kept = kept.any(axis, keepdim=True)
+    return torch.where(kept.unsqueeze(-1), x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def of_tokens(mask: Tensor | None, pairs: Mask | Tensor | None) -> Mask | None:
+    """One mask of pairs from the real tokens (..., N) and what each may look at."""
+    if mask is None:
+        return None if pairs is None else as_mask(pairs)
+    return Keys(mask) if pairs is None else Keys(mask) & as_mask(pairs)
+
+
+def one_of(argument: str, value: object, known: tuple[str, ...]) -> str:
+    """Check a choice."""
+    if value not in known:
+        raise ValueError(refusal(argument, repr(value), f"one of {', '.join(known)}"))
+    return str(value)
+
+
+def widths(argument: str, given: int | tuple[int, ...], count: int) -> tuple[int, ...]:
+    """So many widths, from one number for all or one for each."""
+    each = (given,) * count if isinstance(given, int) else tuple(given)
+    if len(each) != count:
+        raise ValueError(refusal(argument, repr(given), f"a whole number >= 1, or {count} of them"))
+    return tuple(width(argument, d) for d in each)

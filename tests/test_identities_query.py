@@ -1,0 +1,72 @@
+"""Identities of query-related mechanisms, by number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import regard as rg
+from tests.cases import assert_same, scrambled
+from tests.feature.common import normal
+
+
+@pytest.mark.parametrize("score", ["scaled-dot", "additive", "general"])
+def test_i24_self_attention_follows_a_permutation_unless_a_mask_knows_the_order(score):
+    m, tokens = scrambled(rg.SelfAttention(5, score=score)), normal(2, 7, 5)
+    order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    assert_same(m(tokens[:, order]), m(tokens)[:, order])
+    m.pairs = rg.Others()
+    assert_same(m(tokens[:, order]), m(tokens)[:, order])
+    for pairs in (rg.Causal(), rg.Window(1)):
+        m.pairs = pairs
+        assert not torch.allclose(m(tokens[:, order]), m(tokens)[:, order])
+    m.pairs = None
+    place = normal(7, 5, seed=9)
+    assert not torch.allclose(m(tokens[:, order] + place), m(tokens + place)[:, order])
+
+
+def test_i26_one_head_with_identities_is_attention():
+    m = rg.MultiHeadAttention(5, 1).double()
+    with torch.no_grad():
+        for W in (m.W_Q, m.W_K, m.W_V, m.W_O):
+            W.copy_(torch.eye(5))
+    query, key, value = normal(2, 3, 5), normal(2, 7, 5, seed=1), normal(2, 7, 5, seed=2)
+    assert_same(m(query, key, value), rg.Attention("scaled-dot")(query, key, value))
+
+
+def test_i26_a_head_is_a_general_score_of_the_raw_features():
+    m, query, key = scrambled(rg.MultiHeadAttention((3, 5, 5), 2, head_dim=4)), normal(2, 3, 3), normal(2, 7, 5)
+    with rg.record(m) as trace:
+        m(query, key)
+    for h in range(2):
+        W = m.W_K[h].mT @ m.W_Q[h] / 2.0
+        assert_same(trace.scores[:, h], torch.einsum("bjk,kq,biq->bij", key, W, query))
+        assert_same(trace.weights[:, h].sum(-1), torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_i26_heads_and_blocks_of_the_output_may_be_permuted_together():
+    m, x, order = scrambled(rg.MultiHeadAttention(6, 3, score="additive")), normal(2, 5, 6), [2, 0, 1]
+    before = m(x)
+    with torch.no_grad():
+        for p in (m.W_Q, m.W_K, m.W_V, *m.attention.parameters()):
+            p.copy_(p[order].clone())
+    assert not torch.allclose(m(x), before)
+    with torch.no_grad():
+        m.W_O.copy_(m.W_O.unflatten(1, (3, 2))[:, order].flatten(1).clone())
+    assert_same(m(x), before)
+
+
+def test_i26_identical_heads_are_one_context_through_the_sum_of_blocks():
+    m, x = scrambled(rg.MultiHeadAttention(6, 3)), normal(2, 5, 6)
+    with torch.no_grad():
+        for W in (m.W_Q, m.W_K, m.W_V):
+            W.copy_(W[:1].clone().expand_as(W))
+    one = rg.Attention("scaled-dot")(x @ m.W_Q[0].mT, x @ m.W_K[0].mT, x @ m.W_V[0].mT)
+    assert_same(m(x), one @ m.W_O.unflatten(1, (3, 2)).sum(1).mT)
+
+
+def test_i26_it_is_torch():
+    theirs = scrambled(nn.MultiheadAttention(6, 3, batch_first=True))
+    x, y = normal(2, 5, 6), normal(2, 7, 6, seed=1)
+    assert_same(rg.MultiHeadAttention.from_torch(theirs)(x, y), theirs(x, y, y)[0])
