@@ -74,7 +74,7 @@ def page(entry: Entry) -> str:
 
 def title(entry: Entry) -> str:
     """The name as a heading."""
-    words = entry.name.replace("-", " ")
+    words = entry.name.replace("-", " ").replace("co attention", "co-attention")
     return words[0].upper() + words[1:]
 
 
@@ -108,10 +108,18 @@ def split_docstring(thing: Any) -> dict[str, list[str]]:
 def prose(lines: Iterable[str]) -> str:
     """Paragraphs, with formulas on lines of their own and links that say where they lead."""
     text = "\n".join(lines).strip()
-    text = re.sub(r"^[ \t]*\$\$(.+?)\$\$", r"\n$$\1$$\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^[ \t]*\$\$(.+?)\$\$", display, text, flags=re.DOTALL | re.MULTILINE)
     # A list needs an empty line before it.
     text = re.sub(r"(?m)^(?!- |  )(.+)\n(?=- )", r"\1\n\n", text)
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"https://[^\s)\],;]+", link, text))
+
+
+def display(found: re.Match[str]) -> str:
+    """A formula on lines of its own; what the docstring writes on a new line after a wide space gets one here too."""
+    parts = re.split(r"\\qquad[ \t]*\n", found[1])
+    if any(part.count("{") != part.count("}") for part in parts):
+        parts = [found[1]]
+    return "\n" + "\n\n".join(f"$${part.strip()}$$" for part in parts) + "\n"
 
 
 def link(found: re.Match[str]) -> str:
@@ -291,7 +299,9 @@ def section(name: str, rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A row a figure, without the columns that nobody fills."""
+    """A row a figure, peers together, without the columns that nobody fills."""
+    order = {case: k for k, case in enumerate(dict.fromkeys(row["case"] for row in rows))}
+    rows = sorted(rows, key=lambda row: order[row["case"]])
     ours = {row["case"]: row["seconds"] for row in rows if row["what"] == "regard"}
 
     def ratio(row: dict[str, Any]) -> str:

@@ -70,3 +70,45 @@ def test_i26_it_is_torch():
     theirs = scrambled(nn.MultiheadAttention(6, 3, batch_first=True))
     x, y = normal(2, 5, 6), normal(2, 7, 6, seed=1)
     assert_same(rg.MultiHeadAttention.from_torch(theirs)(x, y), theirs(x, y, y)[0])
+
+
+@pytest.mark.parametrize("score", ["general", "additive"])
+def test_i27_one_hop_that_ignores_the_context_is_attention(score):
+    more = {"hidden_dim": 4} if score == "additive" else {}
+    m = scrambled(rg.MultiHopAttention((3, 5, 7), 1, transform="identity", score=score, **more))
+    alone = scrambled(rg.Attention(score, query_dim=3, key_dim=5, **more))
+    with torch.no_grad():
+        mine, theirs = dict(m.hops[0].score.named_parameters()), dict(alone.score.named_parameters())
+        of_query = "W" if score == "general" else "W1"
+        for name, p in mine.items():
+            if name == of_query:
+                p[:, 3:] = 0
+                p = p[:, :3]
+            theirs[name].copy_(p)
+    x = normal(2, 3), normal(2, 11, 5), normal(2, 11, 7)
+    assert_same(m(*x), alone(*x))
+
+
+def test_i27_shared_weights_do_not_grow_with_hops():
+    def size(hops: int, share: bool) -> int:
+        return sum(p.numel() for p in rg.MultiHopAttention(5, hops, share=share).parameters())
+
+    assert size(1, True) == size(4, True) == size(1, False)
+    assert size(4, False) == 4 * size(1, True)
+
+
+@pytest.mark.parametrize("panel", [None, 2])
+def test_i23_attention_over_attention_sums_to_one_and_of_one_word_is_attention(panel):
+    document, question = normal(2, 7, 5), normal(2, 3, 5, seed=1)
+    m = scrambled(rg.AttentionOverAttention(5, score="general"))
+    real = torch.rand(2, 7, generator=torch.Generator().manual_seed(0)) < 0.7
+    with rg.execution("blockwise", panel=panel):
+        assert_same(m(document, question, (real, None)).sum(-1), torch.ones(2, dtype=torch.float64))
+        one = m(document, question[:, :1])
+    # The document is the score's query there, and its key here.
+    other = rg.Attention(rg.General(5, 5)).double()
+    with torch.no_grad():
+        other.score.W.copy_(m.attention.score.W.mT)
+    with rg.record(other) as trace:
+        other(question[:, 0], document)
+    assert_same(one, trace.weights)

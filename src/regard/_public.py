@@ -51,17 +51,21 @@ from regard.observe import (
 )
 from regard.ops.dispatch import execution
 from regard.query import (
+    AttentionOverAttention,
     AuxiliaryQuery,
     ConstantQuery,
     ContextQuery,
+    KeyValueMemory,
     LearnableQuery,
     MultiHeadAttention,
     MultiHopAttention,
     MultiQueryConcat,
     Others,
+    PointerNetwork,
     PooledQuery,
     RNNStateQuery,
     SelfAttention,
+    sum_attention,
 )
 
 __all__ = [
@@ -125,15 +129,19 @@ __all__ = [
     "record",
     "reinforce",
     "unadopt",
+    "AttentionOverAttention",
     "AuxiliaryQuery",
     "ConstantQuery",
     "ContextQuery",
+    "KeyValueMemory",
     "LearnableQuery",
     "MultiHeadAttention",
     "MultiHopAttention",
     "MultiQueryConcat",
     "Others",
+    "PointerNetwork",
     "PooledQuery",
     "RNNStateQuery",
     "SelfAttention",
+    "sum_attention",
 ]

@@ -468,8 +468,66 @@ def _many_asking() -> Iterator[Case]:
     )
 
 
+class Pointwise(nn.Module):
+    """An encoder of each token by itself."""
+
+    out_dim = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(11, 5)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask.unsqueeze(-1), self.map(tokens).tanh(), 0.0)
+
+
+def _point(module: nn.Module, inputs: Inputs) -> Tensor:
+    """Probabilities (b, n, 1) of the second step, after a first one that pointed nowhere."""
+    tokens, mask = inputs.tensors["tokens"], inputs.masks["mask"]
+    nowhere = torch.full((tokens.shape[0], 2), -1, device=tokens.device)
+    return module(tokens, nowhere, mask)[:, 1, : tokens.shape[1], None].exp()
+
+
+def _pointing() -> Iterator[Case]:
+    for score, stop in (("additive", False), ("general", True)):
+        yield Case(
+            name=f"pointer, {score}",
+            entry="pointer",
+            make=lambda score=score, stop=stop: rg.PointerNetwork(11, 3, score=score, stop=stop, encoder=Pointwise()),
+            tensors={"tokens": ("b", "n", 11)},
+            masks={"mask": ("b", "n")},
+            result=("b", "n", 1),
+            call=_point,
+        )
+
+
+def _reading() -> Iterator[Case]:
+    for score, dim in (("dot", (2, 2)), ("additive", (2, 11))):
+        yield Case(
+            name=f"attention-over-attention, {score}",
+            entry="attention-over-attention",
+            make=lambda score=score, dim=dim: rg.AttentionOverAttention(dim, score=score),
+            tensors={"document": ("b", "nq", 2), "question": ("b", "n", dim[1])},
+            masks={"mask": ("b", "nq", "n")},
+            result=("b", "nq", 1),
+            call=lambda module, inputs: module(
+                *inputs.tensors.values(), (inputs.masks["mask"].any(-1), inputs.masks["mask"].any(-2))
+            ).unsqueeze(-1),
+        )
+    for hops, dim in ((1, 13), (2, 2)):
+        yield Case(
+            name=f"key-value, {hops}",
+            entry="key-value",
+            make=lambda hops=hops, dim=dim: rg.KeyValueMemory((2, 11, dim), hops, score="general"),
+            tensors={"query": ("b", 2), "key": ("b", "n", 11), "value": ("b", "n", dim)},
+            masks={"mask": ("b", "n")},
+            result=("b", dim),
+            call=lambda module, inputs: module(*inputs.tensors.values(), inputs.masks["mask"]),
+        )
+
+
 def _query() -> list[Case]:
-    return [*_asking(), *_queries(), *_many_asking(), *_multi_hop()]
+    return [*_asking(), *_queries(), *_many_asking(), *_multi_hop(), *_reading(), *_pointing()]
 
 
 CASES = [*_scores_and_alignments(), *_variants(), *_dimensionalities(), *_mechanisms(), *_feature(), *_query()]

@@ -160,6 +160,19 @@ def test_interventions_change_the_output(exact):
     assert torch.equal(states(model, batch), plain)
 
 
+def test_a_mask_that_is_added_to_the_scores_is_a_mask(exact):
+    model, batch = exact
+    padded = ~batch["attention_mask"].bool()[:, None, None, :]
+    written = torch.where(padded, torch.finfo(torch.float64).min, 0.0).double()
+    written = written.expand(-1, -1, padded.shape[-1], -1)
+    expected = states(rg.adopt(model), batch)
+    additive = {"input_ids": batch["input_ids"], "attention_mask": written}
+    assert_same(states(model, additive), expected)
+    with rg.intervene(model, "permuted"), rg.record(model, "weights") as trace:
+        states(model, additive)
+    assert not trace[PATHS[0]].weights.masked_select(padded).any()
+
+
 def test_gradients_reach_the_weights(bert):
     model, batch = bert
     with rg.record(rg.adopt(model)) as trace:

@@ -55,7 +55,11 @@ def oracle(m: rg.MultiHeadAttention, q: torch.Tensor, k: torch.Tensor, v: torch.
         bias = [(None if b is None else b[i]) for b, i in ((m.b_Q, h), (m.b_K, g), (m.b_V, g))]
         own = through(m.W_Q[h], bias[0], q)
         alone = one_head(score, h)
-        e = [oracles.SCORES[name](alone, own, through(m.W_K[g], bias[1], x)) for x, ok in zip(k, allowed, strict=True) if ok]
+        e = [
+            oracles.SCORES[name](alone, own, through(m.W_K[g], bias[1], x))
+            for x, ok in zip(k, allowed, strict=True)
+            if ok
+        ]
         heads.append(weighted(e, [through(m.W_V[g], bias[2], x) for x, ok in zip(v, allowed, strict=True) if ok]))
     return through(m.W_O, m.b_O, torch.cat(heads))
 

@@ -14,6 +14,7 @@ QUESTIONS = {
     "additive-gpu": ("regard.bench.additive_gpu", "cuda"),
     "softmax-gradient": ("regard.bench.softmax_gradient", "cpu"),
     "overhead": ("regard.bench.overhead", "cpu"),
+    "feature-cpu": ("regard.bench.feature_cpu", "cpu"),
 }
 
 

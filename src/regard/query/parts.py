@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.general.masks import Bound, Keys, Mask, Sizes, as_mask
 from regard.general.scores.base import width
+from regard.ops.dispatch import autocasting
 
 
 class Others(Mask):
@@ -127,3 +129,8 @@ def widths(argument: str, given: int | tuple[int, ...], count: int) -> tuple[int
     if len(each) != count:
         raise ValueError(refusal(argument, repr(given), f"a whole number >= 1, or {count} of them"))
     return tuple(width(argument, d) for d in each)
+
+
+def uncast(device: torch.device) -> AbstractContextManager[object]:
+    """The operands of a call already have autocast's dtype; what is computed from them must stay wide."""
+    return torch.autocast(device.type, enabled=False) if autocasting(device) else nullcontext()

@@ -264,7 +264,7 @@ class ContextQuery(nn.Module):
     $$q = c' = \sum_j \mathrm{align}(\mathrm{score}(q', k'_j))\, v'_j$$
 
     Args:
-        module: an attention, or any module that gives a context (..., d); its weights are at `module` under a trace.
+        module: an attention, or any module that gives a context (..., d); its weights are at `attention` under a trace.
 
     Example:
         >>> import regard as rg
@@ -277,11 +277,11 @@ class ContextQuery(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise TypeError(refusal("module", type(module).__name__, "a module that gives a context"))
-        self.module = module
+        self.attention = module
 
     def forward(self, *inputs: Any, **named: Any) -> Float[Tensor, "*b dq"]:
         """The context of the module, called with these arguments."""
-        context = self.module(*inputs, **named)
+        context = self.attention(*inputs, **named)
         if not isinstance(context, Tensor):
             raise TypeError(refusal("module", f"one that gives {type(context).__name__}", "one that gives a context"))
         return context
