@@ -35,7 +35,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-dev
-	if [ -f docs/generate.py ]; then $(BIN)/python docs/generate.py; fi
+	$(BIN)/python docs/generate.py
 	PYTHONPATH=docs $(BIN)/zensical build --strict --clean
 
 bench: $(VENV)/.installed
@@ -55,5 +55,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf build dist site out .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist site out docs/mechanisms .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -112,3 +112,24 @@ def test_i23_attention_over_attention_sums_to_one_and_of_one_word_is_attention(p
     with rg.record(other) as trace:
         other(question[:, 0], document)
     assert_same(one, trace.weights)
+
+
+def test_i37_a_full_decode_without_revisits_is_a_permutation():
+    tokens, lengths = normal(50, 7, 2), torch.arange(50) % 7 + 1
+    real = torch.arange(7) < lengths[:, None]
+    for beam in (1, 4):
+        found = scrambled(rg.PointerNetwork(2, 3)).decode(tokens, real, beam=beam).positions
+        for row, n in zip(found.tolist(), lengths.tolist(), strict=True):
+            assert sorted(row[:n]) == list(range(n))
+            assert row[n:] == [-1] * (7 - n)
+    revisiting = scrambled(rg.PointerNetwork(2, 3, revisit=True)).decode(tokens).positions
+    assert any(len(set(row)) < 7 for row in revisiting.tolist())
+
+
+def test_i37_probabilities_are_additive_weights():
+    m, tokens = scrambled(rg.PointerNetwork(2, 3)), normal(2, 7, 2)
+    keys, step = m._start(tokens, None)
+    state = m.cell(step.given, step.state)
+    with rg.record(m.pointer) as trace:
+        m.pointer(state, keys)
+    assert_same(m(tokens, torch.zeros(2, 1, dtype=torch.long))[:, 0].exp(), trace.weights)

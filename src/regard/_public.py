@@ -55,6 +55,7 @@ from regard.query import (
     AuxiliaryQuery,
     ConstantQuery,
     ContextQuery,
+    FocusSaliency,
     KeyValueMemory,
     LearnableQuery,
     MultiHeadAttention,
@@ -65,6 +66,7 @@ from regard.query import (
     PooledQuery,
     RNNStateQuery,
     SelfAttention,
+    focus_and_saliency,
     sum_attention,
 )
 
@@ -133,6 +135,7 @@ __all__ = [
     "AuxiliaryQuery",
     "ConstantQuery",
     "ContextQuery",
+    "FocusSaliency",
     "KeyValueMemory",
     "LearnableQuery",
     "MultiHeadAttention",
@@ -143,5 +146,6 @@ __all__ = [
     "PooledQuery",
     "RNNStateQuery",
     "SelfAttention",
+    "focus_and_saliency",
     "sum_attention",
 ]

@@ -488,6 +488,10 @@ def _point(module: nn.Module, inputs: Inputs) -> Tensor:
     return module(tokens, nowhere, mask)[:, 1, : tokens.shape[1], None].exp()
 
 
+def _saliency() -> Iterator[Case]:
+    yield attention("focus-and-saliency", lambda: rg.Attention("biased-general", query_dim=2, key_dim=11))
+
+
 def _pointing() -> Iterator[Case]:
     for score, stop in (("additive", False), ("general", True)):
         yield Case(
@@ -527,7 +531,7 @@ def _reading() -> Iterator[Case]:
 
 
 def _query() -> list[Case]:
-    return [*_asking(), *_queries(), *_many_asking(), *_multi_hop(), *_reading(), *_pointing()]
+    return [*_asking(), *_queries(), *_many_asking(), *_multi_hop(), *_reading(), *_pointing(), *_saliency()]
 
 
 CASES = [*_scores_and_alignments(), *_variants(), *_dimensionalities(), *_mechanisms(), *_feature(), *_query()]

@@ -61,6 +61,15 @@ def test_an_empty_second_input_leaves_the_first_without_a_query():
     assert_same(m(first, second[:, :0]), out)
 
 
+def test_a_score_is_that_of_both_steps_with_a_query():
+    m = rg.AlternatingCoAttention(5, score="activated-general")
+    assert [type(s.score) for s in (m.summary, m.second, m.first)] == [
+        rg.QueryFree,
+        rg.ActivatedGeneral,
+        rg.ActivatedGeneral,
+    ]
+
+
 def test_order_of_the_inputs_matters():
     m = scrambled(rg.AlternatingCoAttention(5))
     x, y = normal(2, 4, 5), normal(2, 3, 5, seed=1)

@@ -8,6 +8,7 @@ import torch
 import regard as rg
 from regard.feature import affinity
 from regard.feature.co_parallel import Trilinear
+from regard.general.masks import Pairs, Sizes
 from tests import oracles
 from tests.cases import assert_same, scrambled
 from tests.feature.common import (
@@ -156,6 +157,30 @@ def test_an_input_whose_partner_is_empty_is_averaged_by_maxima():
     assert_same(out[1, :5], mean(list(first[1])))
     assert_same(out[0], m(first, second)[0])
     assert_same(m(first, second[:, :0])[:, :5], first.mean(1))
+
+
+@pytest.mark.parametrize("panel", [2, 5])
+def test_a_feature_without_a_partner_weighs_nothing_by_maxima(panel):
+    m = scrambled(rg.ParallelCoAttention((5, 3), scoring="max"))
+    first, second = normal(2, 4, 5), normal(2, 3, 3)
+    allowed = torch.ones(4, 3, dtype=torch.bool)
+    allowed[1] = False
+    mask = Pairs(allowed).bind(Sizes((2,), 4, 3))
+    with rg.execution("blockwise", panel=panel), rg.intervene(m, lambda call: call.with_(mask=mask), at="affinity"):
+        trace = weights_of(m, first, second)
+    assert not trace["first"].weights[:, 1].any()
+    assert_same(m(first[:, [0, 2, 3]], second)[:, :5], (trace["first"].weights[:, None] @ first)[:, 0])
+
+
+def test_what_a_reader_of_hidden_layers_sees_is_zero_in_padding():
+    """A policy that looks at the mean of its keys must not see what was summed there."""
+    make = lambda: scrambled(rg.ParallelCoAttention(3, align=lambda: rg.Reinforced(3, context=True)))  # noqa: E731
+    m, first, second = make().eval(), normal(2, 4, 3), normal(2, 5, 3, seed=1)
+    padded = torch.cat([first, normal(2, 2, 3, seed=2)], 1)
+    mask = torch.arange(6).expand(2, 6) < 4
+    longer, exact = weights_of(m, padded, second, (mask, None)), weights_of(m, first, second)
+    for field in ("log_prob", "entropy"):
+        assert_same(longer["first"][0].call.prepared[field], exact["first"][0].call.prepared[field])
 
 
 def test_aggregated_over_an_empty_partner_is_query_free():

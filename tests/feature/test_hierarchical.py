@@ -95,6 +95,9 @@ def test_a_document_of_empty_sentences_is_zero():
     assert not m(normal(2, 4, 0, 3)).any()
     assert not m(normal(2, 0, 5, 3)).any()
     assert not m(normal(2, 4, 5, 3), torch.zeros(2, 4, 5, dtype=torch.bool)).any()
+    # An encoder would make something of nothing.
+    encoded = scrambled(rg.HierarchicalAttention(3, encoders=[None, rg.RecurrentEncoder(3)]))
+    assert not encoded(normal(2, 4, 0, 3)).any()
 
 
 def test_sentences_are_a_set_and_so_are_their_words():

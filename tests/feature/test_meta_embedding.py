@@ -124,6 +124,15 @@ def test_weights_are_over_sources():
     assert torch.allclose(trace["attention"].weights.sum(-1), torch.ones(2, 7))
 
 
+@pytest.mark.parametrize("align", ["soft", "sigmoid"])
+def test_a_source_that_lacks_a_token_weighs_nothing(align):
+    masks = [holes(2, 5, seed=k) for k in range(3)]
+    trace = weights_of(rg.MetaEmbedding(WIDTHS, 4, align=align), [torch.randn(2, 5, d) for d in WIDTHS], masks)
+    weights = trace["attention"].weights
+    assert not weights[~torch.stack(masks, -1)].any()
+    assert weights[torch.stack(masks, -1)].all()
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="dims: got \\(\\)"):
         rg.MetaEmbedding((), 4)

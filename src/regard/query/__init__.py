@@ -14,6 +14,7 @@ from regard.query.queries import (
     PooledQuery,
     RNNStateQuery,
 )
+from regard.query.saliency import FocusSaliency, focus_and_saliency
 from regard.query.self_attention import SelfAttention
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "AuxiliaryQuery",
     "ConstantQuery",
     "ContextQuery",
+    "FocusSaliency",
     "KeyValueMemory",
     "LearnableQuery",
     "Memory",
@@ -34,5 +36,6 @@ __all__ = [
     "RNNStateQuery",
     "SelfAttention",
     "Transform",
+    "focus_and_saliency",
     "sum_attention",
 ]

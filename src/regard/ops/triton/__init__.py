@@ -1,1 +1,1 @@
-"""Kernels for CUDA devices. Each file stands by itself: equations, kernels, launchers. Nothing here is imported without Triton."""
+"""Kernels for CUDA devices. Each file stands by itself: equations, kernels, launchers. Only `sine_fits` can be imported without Triton."""

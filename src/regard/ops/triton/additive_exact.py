@@ -27,7 +27,7 @@ TANH, SIGMOID, RELU, LEAKY, GELU, IDENTITY = range(6)
 CODES = {"tanh": TANH, "sigmoid": SIGMOID, "relu": RELU, "leaky_relu": LEAKY, "gelu": GELU, "identity": IDENTITY}
 
 # Two reciprocals are shared while |a| + |u| stays below this: (1 + e^42)^2 is still a float32.
-SHARED_RANGE = 21.0
+SHARED_RANGE = tl.constexpr(21.0)
 
 
 @triton.jit
@@ -167,7 +167,7 @@ def forward_kernel(
         n_in = n < N
         u_top = _largest(UMAX + lead * N, n, n_in, SHARE)
         # A comparison with NaN is false, so NaN takes the plain path and comes out as NaN.
-        shared = a_top + u_top <= 21.0
+        shared = a_top + u_top <= SHARED_RANGE
         if SHARE and shared:
             s = _tile_scores(EA, EU, W, m, n, m_in, n_in, sad, sam, sud, sun, True, slope, D, ACT, FAST, BM, BN)
         else:
@@ -267,7 +267,7 @@ def query_grad_kernel(
         n = start + tl.arange(0, BN)
         n_in = n < N
         u_top = _largest(UMAX + lead * N, n, n_in, SHARE)
-        shared = a_top + u_top <= 21.0
+        shared = a_top + u_top <= SHARED_RANGE
         p, g, do = _grad_tile(
             A, U, EA, EU, W, V, DO, MASK, m, n, m_in, n_in, c, lse, delta, shared,
             sad, sam, sud, sun, svn, svd, sgm, sgd, smm, smn, offset, slope, D, DV,
@@ -332,7 +332,7 @@ def key_grad_kernel(
         lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
         delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
         a_top = _largest(AMAX + lead * NQ, m, m_in, SHARE)
-        shared = a_top + u_top <= 21.0
+        shared = a_top + u_top <= SHARED_RANGE
         p, g, do = _grad_tile(
             A, U, EA, EU, W, V, DO, MASK, m, n, m_in, n_in, c, lse, delta, shared,
             sad, sam, sud, sun, svn, svd, sgm, sgd, smm, smn, offset, slope, D, DV,

@@ -21,7 +21,7 @@ def _uses_sines(a: Tensor, act: str) -> bool:
     return a.dtype in HALVES and act == "tanh" and a.numel() > 0
 
 
-# Registered without the wrapper of torch.library.custom_op, whose checks cost the host more than the kernels cost the device.
+# Registered without the wrapper of torch.library.custom_op, which costs the host a little on every call.
 _library = torch.library.Library("regard", "FRAGMENT")
 _library.define(
     "additive_soft(Tensor a, Tensor u, Tensor w, Tensor v, Tensor? mask, bool causal, str act) -> (Tensor, Tensor)"
@@ -35,7 +35,9 @@ _library.define(
 def _forward(
     a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str
 ) -> tuple[Tensor, Tensor]:
-    """Contexts (L, Nq, d_v) in the dtype of v, and the log-sum-exp of the scores (L, Nq) in float32.
+    """Contexts (L, Nq, d_v) in the dtype of v, and the log-sum-exp of the scores (L, Nq) in float32, for the backward.
+
+    In the sine basis the log-sum-exp leaves out a constant of each row, which cancels in the weights.
 
     a (L, Nq, D), u (L, N, D), w (L or 1, D), v (L, N, d_v); mask bytes (L or 1, Nq or 1, N or 1); causal aligns the last
     query with the last key.
