@@ -21,7 +21,7 @@ OPTIONS = {
     "revisit": {"revisit": True},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-STEPS, LR = 600, 0.015
+STEPS, LR = 500, 0.02
 LENGTHS = torch.tensor([5, 3])
 REAL = torch.arange(5) < LENGTHS[:, None]
 # The second sequence is shorter: it ends after its third position.

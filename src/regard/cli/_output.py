@@ -21,6 +21,10 @@ PLACES_ZH = {
     "representations": "表示",
     "query": "查询",
     "type": "类型",
+    "reading": "读取",
+    "emerging": "新方向",
+    "graph": "图",
+    "application": "应用",
     "mechanism": "机制",
 }
 

@@ -201,7 +201,8 @@ def masked_input(x: Tensor, mask: Tensor | None, name: str) -> tuple[Tensor, Ten
         return x, None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(refusal(f"mask of {name}", got, "booleans, True for a real token"))
+        fix = "Fix: what Padding(lengths) says is torch.arange(N) < lengths[:, None]." if got == "Padding" else ""
+        raise TypeError(refusal(f"mask of {name}", got, "booleans, True for a real token", fix))
     shape = x.shape[:-1]
     if mask.shape != shape:
         try:

@@ -180,7 +180,8 @@ class Attention(nn.Module):
             seed=draw_seed(value.device) if random else None,
             single=single,
         )
-        return call.with_(prepared=self.align.prepare(call))
+        prepared = self.align.prepare(call)
+        return call.with_(prepared=prepared) if prepared else call
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, impl={self.impl!r}"

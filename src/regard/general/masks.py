@@ -247,6 +247,10 @@ class Padding(Mask):
         if not isinstance(lengths, Tensor) or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
             kind = f"a tensor of {lengths.dtype}" if isinstance(lengths, Tensor) else type(lengths).__name__
             raise TypeError(refusal("lengths", kind, "a tensor of integers"))
+        # Only where looking at the numbers stalls no device and breaks no graph.
+        seen = lengths.device.type == "cpu" and not torch.compiler.is_compiling() and _is_plain(lengths)
+        if seen and lengths.numel() and int(lengths.min()) < 0:
+            raise ValueError(refusal("lengths", lengths.tolist(), "numbers >= 0"))
         self.lengths = lengths
 
     def __repr__(self) -> str:
@@ -255,6 +259,11 @@ class Padding(Mask):
     def bind(self, sizes: Sizes) -> Bound:
         positions = torch.arange(sizes.n, device=self.lengths.device)
         return Keys(positions < self.lengths[..., None]).bind(sizes)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor has numbers to look at: not one of torch.func's or a tracer's."""
+    return type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 class Band(Mask):

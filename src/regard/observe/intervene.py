@@ -163,6 +163,8 @@ NAMED: dict[str, Change] = {
 
 def as_change(how: str | Tensor | Alignment | Change, keys: Any = None) -> Change:
     """Resolve what `intervene` takes."""
+    if keys is not None and not (isinstance(how, str) and how == "erased"):
+        raise ValueError(refusal("keys", repr(keys), "nothing, unless how='erased'"))
     if isinstance(how, Tensor):
         return given(how)
     if isinstance(how, Alignment):
@@ -223,7 +225,10 @@ def intervene(
         if id(module) not in paths:
             return call
         reached = True
-        return change(call)
+        changed = change(call)
+        if not isinstance(changed, Call):
+            raise TypeError(refusal("how", f"a function that gives {type(changed).__name__}", "one that gives a Call"))
+        return changed
 
     with observing():
         hooks.interventions.append(intervention)

@@ -64,6 +64,9 @@ def reinforce(
     for _, calls in trace.items():
         for record in calls:
             call = record.call
+            # A choice that was not sampled, or that learns by its own estimator, has no part in this one.
+            if call.seed is None or not call.align.learns_by_reward:
+                continue
             log_prob, spread = call.align.log_prob(call), call.align.policy_entropy(call) if entropy else None
             if log_prob is None:
                 continue
@@ -72,7 +75,10 @@ def reinforce(
             if spread is not None:
                 total = total - entropy * _by_reward(spread, reward).mean()
     if not sampled:
-        raise ValueError("trace: no alignment in it samples; expected Hard(gradient='reinforce') or Reinforced")
+        raise ValueError(
+            "trace: nothing in it was sampled; expected Hard(gradient='reinforce') or Reinforced, in training mode or "
+            "with evaluation='sample'"
+        )
     if isinstance(baseline, MovingBaseline):
         baseline.update(reward)
     return total

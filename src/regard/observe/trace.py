@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._errors import nearest, refusal
 from regard.general.alignments.base import softmax
@@ -32,6 +32,8 @@ class Recorded:
         self.path = path
         self._call = call
         self._fields = dict(fields or {})
+        self._graded = torch.is_grad_enabled()
+        self._versions = [] if call is None else [(x, x._version) for x in _made_of(call)]
 
     def __repr__(self) -> str:
         kept = "all fields" if self._call is not None else ", ".join(self._fields)
@@ -42,6 +44,11 @@ class Recorded:
         """What the attention was computed from."""
         if self._call is None:
             raise AttributeError(f"{self!r} has no call: it was recorded with named fields, or loaded from a file")
+        if any(x._version != version for x, version in self._versions):
+            raise RuntimeError(
+                f"{self!r}: what the call was made of has been changed in place since (an optimiser step, x += …). "
+                "Fix: read the trace before that, or name the fields to keep: record(model, 'weights')."
+            )
         return self._call
 
     @property
@@ -63,7 +70,7 @@ class Recorded:
         return self._get("log_sum_exp")
 
     def expected_position(self) -> Tensor:
-        """Mean index of the key that is read, by weight."""
+        """Mean index of the key that is read, by weight; NaN where nothing is."""
         return self._get("expected_position")
 
     def mass_on(self, region: Tensor | None = None) -> Tensor:
@@ -75,7 +82,10 @@ class Recorded:
         return self._get("mass_received")
 
     def topk(self, k: int | None = None) -> tuple[Tensor, Tensor]:
-        """The k largest weights of each query, and the keys they are on; both (..., Nq, k)."""
+        """The k largest weights of each query (5 when not said), and the keys they are on; both (..., Nq, k).
+
+        Where there are fewer than k keys, the rest are weights of 0 at key -1.
+        """
         both = self._get("topk", k)
         values, index = (both[..., 0], both[..., 1]) if not self._multi else (both[..., 0, :], both[..., 1, :])
         return values, index.round().long()
@@ -122,15 +132,33 @@ class Recorded:
         if self._call is None:
             if name not in self._fields:
                 raise AttributeError(f"{self!r} does not hold {name!r}: name it when recording or saving")
+            if argument is not None:
+                expected = "nothing: it was computed with the argument given when recording or saving"
+                raise ValueError(refusal(name, repr(argument), expected))
             return self._fields[name]
-        return compute(self._call, {name: argument})[name]
+        # Whether a field has a gradient is decided by the call it describes, not by where it is asked for.
+        with torch.set_grad_enabled(self._graded and torch.is_grad_enabled()):
+            return compute(self.call, {name: argument})[name]
 
     def computed(self, wanted: Mapping[str, Any]) -> Recorded:
         """The same record, holding these fields alone."""
-        fields = {name: self._get(name) for name in wanted} if self._call is None else compute(self._call, wanted)
+        if self._call is None:
+            fields = {name: self._get(name, argument) for name, argument in wanted.items()}
+        else:
+            fields = compute(self.call, wanted)
         if self._multi:
             fields["multi"] = torch.ones(())
         return Recorded(self.path, None, fields)
+
+
+def _made_of(call: Call) -> Iterator[Tensor]:
+    """Every tensor that a call would be computed from again; inference tensors keep no count of their changes."""
+    parts = [*vars(call.form).values(), call.value, call.query, call.key, call.bias, *call.prepared.values()]
+    if isinstance(call.align, nn.Module):
+        parts.extend(call.align.parameters())
+    for part in parts:
+        if isinstance(part, Tensor) and not part.is_inference():
+            yield part
 
 
 class Calls(list[Recorded]):

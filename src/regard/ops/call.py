@@ -54,6 +54,11 @@ class Align(Protocol):
         """Weights of complete rows."""
         ...
 
+    @property
+    def learns_by_reward(self) -> bool:
+        """Whether what it samples is taught by REINFORCE."""
+        ...
+
     def log_prob(self, call: Call) -> Tensor | None:
         """Log-probability of what was sampled; None where nothing is."""
         ...

@@ -20,7 +20,7 @@ from regard.ops.additive import additive_scores
 
 def wide(x: Tensor) -> Tensor:
     """At least float32: scores and softmax statistics are never kept in half precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:

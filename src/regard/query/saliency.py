@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,10 @@ from regard.ops.call import Call
 _ROUNDS = 500
 
 
+@runtime_checkable
 class _Recorded(Protocol):
+    """What a trace holds of one call."""
+
     @property
     def call(self) -> Call: ...
 

@@ -32,6 +32,11 @@ class Alignment(nn.Module):
         return self.is_random and training
 
     @property
+    def learns_by_reward(self) -> bool:
+        """Whether what it samples is taught by REINFORCE."""
+        return False
+
+    @property
     def temperature_of_softmax(self) -> float | Tensor | None:
         """Of a plain softmax over the allowed keys; None for anything else."""
         return None

@@ -78,6 +78,10 @@ class Hard(Alignment):
     def needs_seed(self, training: bool) -> bool:
         return training or self.evaluation == "sample"
 
+    @property
+    def learns_by_reward(self) -> bool:
+        return self.gradient == "reinforce"
+
     def perturbed(self, scores: Tensor, tile: Tile) -> Tensor:
         """Scores whose largest entry is the choice."""
         if not self.needs_seed(tile.call.training):

@@ -110,6 +110,10 @@ class Reinforced(Alignment):
     def needs_seed(self, training: bool) -> bool:
         return self.selecting and (training or self.evaluation == "sample")
 
+    @property
+    def learns_by_reward(self) -> bool:
+        return True
+
     def prepare(self, call: Call) -> Mapping[str, Any]:
         valid = None if call.mask is None else call.mask.keys(call.device)
         logits = self.policy(call.key, valid)

@@ -1,0 +1,87 @@
+"""A trace says what was, or refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as rg
+
+B, NQ, N, D = 2, 3, 5, 4
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(B, NQ, D), torch.randn(B, N, D)
+
+
+def test_a_step_of_the_optimiser_makes_a_trace_stale() -> None:
+    attend = rg.Attention("additive", query_dim=D, key_dim=D, hidden_dim=7)
+    optimiser = torch.optim.SGD(attend.parameters(), 1.0)
+    query, key = inputs()
+    with rg.record(attend) as trace:
+        context = attend(query, key)
+    before = trace.weights
+    context.sum().backward(retain_graph=True)
+    optimiser.step()
+    with pytest.raises(RuntimeError, match="changed in place since.*Fix: read the trace before"):
+        _ = trace.weights
+    assert before.shape == (B, NQ, N)
+
+
+def test_an_operation_in_place_on_an_input_makes_a_trace_stale() -> None:
+    attend, (query, key) = rg.Attention("dot"), inputs()
+    with rg.record(attend) as trace:
+        attend(query, key)
+    key.zero_()
+    with pytest.raises(RuntimeError, match="changed in place since"):
+        trace.entropy()
+
+
+def test_named_fields_do_not_grow_stale() -> None:
+    attend, (query, key) = rg.Attention("dot"), inputs()
+    with rg.record(attend, "weights") as trace:
+        attend(query, key)
+    expected = trace.weights.clone()
+    key.zero_()
+    assert torch.equal(trace.weights, expected)
+
+
+def test_named_fields_refuse_another_argument() -> None:
+    attend, (query, key) = rg.Attention("dot"), inputs()
+    with rg.record(attend, topk=2) as trace:
+        attend(query, key)
+    assert trace.topk()[0].shape == (B, NQ, 2)
+    with pytest.raises(ValueError, match="topk: got 3, expected nothing: it was computed with"):
+        trace.topk(3)
+
+
+def test_what_was_recorded_without_gradients_has_none() -> None:
+    attend = rg.Attention("additive", query_dim=D, key_dim=D, hidden_dim=7)
+    with torch.no_grad(), rg.record(attend) as trace:
+        attend(*inputs())
+    assert not trace.weights.requires_grad
+    with rg.record(attend) as trace:
+        attend(*inputs())
+    assert trace.weights.requires_grad
+
+
+def test_reward_teaches_only_what_was_sampled_for_it() -> None:
+    x = torch.randn(B, N, D, requires_grad=True)
+    attend = rg.Attention("dot", rg.Hard("reinforce")).eval()
+    with rg.record(attend) as trace:
+        attend(x, x)
+    with pytest.raises(ValueError, match="nothing in it was sampled"):
+        rg.reinforce(trace, torch.ones(B))
+    attend = rg.Attention("dot", rg.Hard("straight-through"))
+    with rg.record(attend) as trace:
+        attend(x, x)
+    with pytest.raises(ValueError, match="nothing in it was sampled"):
+        rg.reinforce(trace, torch.ones(B))
+
+
+def test_an_intervention_must_give_a_call_and_take_no_stray_keys() -> None:
+    attend, (query, key) = rg.Attention("dot"), inputs()
+    with rg.intervene(attend, lambda call: None), pytest.raises(TypeError, match="one that gives a Call"):
+        attend(query, key)
+    with pytest.raises(ValueError, match="keys: got \\[1\\], expected nothing"), rg.intervene(attend, "uniform", keys=[1]):
+        pass
