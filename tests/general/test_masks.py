@@ -47,7 +47,7 @@ def simple(draw: Any, s: Sizes) -> Mask | Tensor:
     if kind == "padding":
         lead = s.lead[: draw(st.integers(0, len(s.lead)))]
         count = math.prod(lead)
-        lengths = draw(st.lists(st.integers(-1, s.n + 2), min_size=count, max_size=count))
+        lengths = draw(st.lists(st.integers(0, s.n + 2), min_size=count, max_size=count))
         return rg.Padding(torch.tensor(lengths, dtype=torch.long).view(lead))
     if kind == "causal":
         return rg.Causal()

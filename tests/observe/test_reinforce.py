@@ -166,7 +166,7 @@ def test_log_probabilities_are_laid_out_like_the_weights():
 
 def test_refusals():
     *_, trace, _ = recorded("soft")
-    with pytest.raises(ValueError, match=r"no alignment in it samples; expected Hard\(gradient='reinforce'\) or Reinforced"):
+    with pytest.raises(ValueError, match=r"nothing in it was sampled; expected Hard\(gradient='reinforce'\) or Reinforced"):
         rg.reinforce(trace, torch.zeros(B))
     with pytest.raises(ValueError, match="Soft samples nothing: it has no log-probability"):
         trace.log_prob()

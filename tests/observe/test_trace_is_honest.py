@@ -85,3 +85,31 @@ def test_an_intervention_must_give_a_call_and_take_no_stray_keys() -> None:
         attend(query, key)
     with pytest.raises(ValueError, match="keys: got \\[1\\], expected nothing"), rg.intervene(attend, "uniform", keys=[1]):
         pass
+
+
+def test_a_baseline_of_another_shape_is_refused() -> None:
+    x = torch.randn(B, N, D, requires_grad=True)
+    attend = rg.Attention("dot", rg.Hard("reinforce"))
+    with rg.record(attend) as trace:
+        attend(x, x)
+    with pytest.raises(ValueError, match=r"baseline: got shape \(2, 1\), expected that of the reward, \(2,\)"):
+        rg.reinforce(trace, torch.ones(B), baseline=torch.zeros(B, 1))
+
+
+def test_overlapping_records_leave_the_compiler_as_it_was() -> None:
+    stance = torch._dynamo.eval_frame._stance.stance
+    first, second = (rg.record(rg.Attention("dot")) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    second.__exit__(None, None, None)
+    assert torch._dynamo.eval_frame._stance.stance == stance
+
+
+def test_a_region_with_too_many_axes_is_refused() -> None:
+    attend, (query, key) = rg.Attention("dot"), inputs()
+    with rg.record(attend) as trace:
+        attend(query, key)
+    with pytest.raises(ValueError, match="region: got shape"):
+        trace.mass_on(torch.ones(B, 1, N, dtype=torch.bool))

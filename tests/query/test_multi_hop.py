@@ -160,7 +160,7 @@ def test_chains_of_facts_need_as_many_hops():
             torch.manual_seed(0)
             m = rg.MultiHopAttention(task.codes, hops, score="general", share=False, start="zeros")
             model = Classifier(m, task.codes, task.classes)
-            fit(model, task, steps=400, lr=0.03)
+            fit(model, task, steps=300, lr=0.03)
             table[facts, hops] = accuracy(model, task)
             if hops == facts:
                 batch = task.draw(256, torch.Generator().manual_seed(2))

@@ -133,7 +133,7 @@ def test_greedy_decoding_takes_the_likeliest_and_knows_its_probability(options):
 def test_a_wide_beam_finds_the_best_permutation():
     m, tokens = make(), normal(3, 4, 2)
     found = {c: m.loss(tokens[:1], torch.tensor([c])) for c in itertools.permutations(range(4))}
-    best = min(found, key=lambda c: float(found[c]))
+    best = min(found, key=lambda c: found[c].item())
     wide = m.decode(tokens, beam=24)
     assert tuple(wide.positions[0].tolist()) == best
     assert_same(-wide.log_prob[0], found[best])
@@ -144,7 +144,7 @@ def test_a_wide_beam_finds_the_best_permutation():
 def test_a_wide_beam_with_a_stop_symbol_finds_the_best_ending():
     m, tokens = make(stop=True), normal(1, 3, 2)
     every = [(*c, 3) for k in range(4) for c in itertools.permutations(range(3), k)]
-    found = {c: float(m.loss(tokens, torch.tensor([c]))) for c in every}
+    found = {c: m.loss(tokens, torch.tensor([c])).item() for c in every}
     assert math.isclose(sum(math.exp(-x) for x in found.values()), 1.0, rel_tol=1e-9)
     best = min(found, key=found.get)
     decoded = m.decode(tokens, beam=40)

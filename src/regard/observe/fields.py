@@ -62,7 +62,12 @@ def mass_on(rows: Rows, region: Tensor | None) -> Tensor:
         raise TypeError(refusal("region", kind, "booleans over the keys, (..., N)"))
     lead, n = rows.tile.call.lead, rows.tile.call.n
     axes = region.shape[:-1]
-    if region.shape[-1:] != (n,) or any(size not in (1, full) for size, full in zip(axes, lead, strict=False)):
+    too_many = len(axes) > len(lead)
+    if (
+        too_many
+        or region.shape[-1:] != (n,)
+        or any(size not in (1, full) for size, full in zip(axes, lead, strict=False))
+    ):
         raise ValueError(refusal("region", f"shape {tuple(region.shape)}", f"booleans over the keys, {(*lead, n)}"))
     region = region.reshape(*axes, *(1,) * (len(lead) - len(axes)), 1, n)
     return (rows.weights * rows.tile.over_features(region)).sum(-1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,11 +40,25 @@ def paths_of(model: nn.Module) -> dict[int, str]:
     return paths
 
 
+_lock, _eager, _watching = threading.Lock(), ExitStack(), 0
+
+
 @contextmanager
 def observing() -> Iterator[None]:
-    """Let compiled models run eagerly, since a compiled graph calls no observer."""
-    with torch.compiler.set_stance("force_eager"):
+    """Let compiled models run eagerly while anybody watches, since a compiled graph calls no observer."""
+    global _watching
+    with _lock:
+        # The stance belongs to the process: the first to come sets it, the last to leave takes it back.
+        if _watching == 0:
+            _eager.enter_context(torch.compiler.set_stance("force_eager"))
+        _watching += 1
+    try:
         yield
+    finally:
+        with _lock:
+            _watching -= 1
+            if _watching == 0:
+                _eager.close()
 
 
 @contextmanager

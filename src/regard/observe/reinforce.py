@@ -58,6 +58,10 @@ def reinforce(
     """
     reward = torch.as_tensor(reward).detach()
     offset = baseline.value if isinstance(baseline, MovingBaseline) else baseline
+    if isinstance(offset, Tensor) and offset.dim() and offset.shape != reward.shape:
+        raise ValueError(
+            refusal("baseline", f"shape {tuple(offset.shape)}", f"that of the reward, {tuple(reward.shape)}")
+        )
     advantage = reward - (offset.detach() if isinstance(offset, Tensor) else offset)
     total = torch.zeros((), device=reward.device)
     sampled = False

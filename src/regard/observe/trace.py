@@ -35,6 +35,16 @@ class Recorded:
         self._graded = torch.is_grad_enabled()
         self._versions = [] if call is None else [(x, x._version) for x in _made_of(call)]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies count the changes of their own tensors; a stale record has nothing to copy."""
+        if self._call is not None:
+            _ = self.call
+        return {key: value for key, value in vars(self).items() if key != "_versions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = [] if self._call is None else [(x, x._version) for x in _made_of(self._call)]
+
     def __repr__(self) -> str:
         kept = "all fields" if self._call is not None else ", ".join(self._fields)
         return f"Recorded({self.path!r}: {kept})"
@@ -239,15 +249,29 @@ class Trace:
             partial.unlink(missing_ok=True)
 
 
+def _index(metadata: Mapping[str, str] | None, path: str | Path) -> list[dict[str, Any]]:
+    """What a trace file says it holds; anything that Trace.save would not have written is refused."""
+    try:
+        index = json.loads((metadata or {}).get("regard_trace", "null"))
+    except json.JSONDecodeError:
+        index = None
+    known = isinstance(index, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("path"), str) and isinstance(entry.get("fields"), list)
+        for entry in index
+    )
+    if not known:
+        raise ValueError(refusal("path", repr(str(path)), "a file written by Trace.save"))
+    found: list[dict[str, Any]] = index
+    return found
+
+
 def load_trace(path: str | Path) -> Trace:
     """Read a trace that was saved; it holds the fields it was saved with."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            index = json.loads((file.metadata() or {}).get("regard_trace", "null"))
-            if index is None:
-                raise ValueError(refusal("path", repr(str(path)), "a file written by Trace.save"))
+            index = _index(file.metadata(), path)
             trace = Trace()
             for number, entry in enumerate(index):
                 fields = {name: file.get_tensor(f"{number}.{name}") for name in entry["fields"]}

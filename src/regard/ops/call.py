@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from regard._errors import refusal
 from regard.ops.forms import Form, common_shape, wide
 from regard.ops.random import DROPOUT, uniform
 
@@ -159,7 +160,11 @@ class Tile:
             columns = slice(None) if bias.shape[-1] == 1 else slice(self.j.start, self.j.stop)
             return self.over_features(wide(bias[..., rows, columns]))
         i, j = self.positions()
-        return self.over_features(wide(bias(i + self.call.start, j)))
+        found = bias(i + self.call.start, j)
+        if not isinstance(found, Tensor) or not found.dtype.is_floating_point:
+            kind = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+            raise TypeError(refusal("bias", f"a function that gives {kind}", "one that gives a floating-point tensor"))
+        return self.over_features(wide(found))
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Indices i (len(i), 1) and j (1, len(j))."""

@@ -66,11 +66,13 @@ def execution(impl: str, *, panel: int | None = None) -> Iterator[None]:
     """
     if panel is not None and panel < 1:
         raise ValueError(refusal("panel", panel, "a number of rows >= 1"))
-    _overrides.append(_Override(check_impl(impl), panel))
+    mine = _Override(check_impl(impl), panel)
+    _overrides.append(mine)
     try:
         yield
     finally:
-        _overrides.pop()
+        # One's own entry, wherever it stands: threads share this list and may leave in any order.
+        del _overrides[next(k for k, entry in enumerate(_overrides) if entry is mine)]
 
 
 def choose(call: Call, impl: str) -> Dispatch:

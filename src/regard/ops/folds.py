@@ -61,7 +61,7 @@ def tempered(scores: Tensor, temperature: float | Tensor) -> Tensor:
     """Scores over the temperature; a score of minus infinity stays, and teaches the temperature nothing."""
     if not isinstance(temperature, Tensor):
         return scores if temperature == 1.0 else scores / temperature
-    finite = scores > -math.inf
+    finite = scores != -math.inf
     return torch.where(finite, torch.where(finite, scores, 0.0) / temperature, -math.inf)
 
 

@@ -30,6 +30,8 @@ def why_not_fused(call: Call) -> str | None:
         return f"alignment {type(call.align).__name__} is not a plain softmax"
     if call.form.multi:
         return "multi-dimensional weights"
+    if call.form.key_bias is not None and torch.float16 in (call.form.key.dtype, call.value.dtype):
+        return "a term of each key that float16 may not hold"
     if call.dropout > 0.0:
         return "dropout is drawn by position, which the library call cannot do"
     if _needs_bias_gradient(call):
@@ -112,7 +114,8 @@ def _mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tenso
     bias = bias / temperature
     if allowed is not None:
         bias = torch.where(allowed, bias, -math.inf)
-    alive = bias.amax(-1, keepdim=True) > -math.inf
+    # NaN counts as alive, so that it is seen in the result.
+    alive = bias.amax(-1, keepdim=True) != -math.inf
     # On the CPU the library adds a wide bias to half-precision products; rounded, it would move the weights.
     dtype = torch.promote_types(dtype, torch.float32) if bias.device.type == "cpu" else dtype
     return _mask_axes(torch.where(alive, bias, 0.0).to(dtype), lead), alive

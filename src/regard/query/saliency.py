@@ -48,7 +48,7 @@ class FocusSaliency(NamedTuple):
         >>> import regard as rg
         >>> attend = rg.Attention("query-free", key_dim=3, hidden_dim=4)
         >>> parts = focus_and_saliency(attend.call(torch.randn(5, 3), torch.randn(7, 3)))
-        >>> float(parts.saliency_share)
+        >>> parts.saliency_share.item()
         1.0
     """
 

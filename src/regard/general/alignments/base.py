@@ -60,7 +60,8 @@ class Alignment(nn.Module):
 
 def readable(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Which keys a row may read: those allowed, but for a score of minus infinity (a bias used as a mask)."""
-    finite = scores > -math.inf
+    # NaN is read, and so is seen in the result.
+    finite = scores != -math.inf
     return finite if mask is None else finite & mask
 
 

@@ -159,7 +159,7 @@ class Local(Alignment):
         """The exponent of the Gaussian, through which alone p learns."""
         p = tile.per_row(tile.call.prepared["position"])
         sigma = self.window / 2
-        return -((tile.positions()[1] - p) ** 2) / (2 * sigma * sigma)
+        return -0.5 * ((tile.positions()[1] - p) / sigma) ** 2
 
     def fold(self, tile: Tile) -> Fold:
         def position(part: Tile) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.catalog import register
-from regard.general.alignments.base import Alignment, masked, softmax
+from regard.general.alignments.base import Alignment, masked, readable, softmax
 from regard.ops.call import Tile
 
 _BISECTIONS = 60
@@ -104,17 +104,19 @@ def entmax(scores: Tensor, mask: Tensor | None, alpha: float | Tensor) -> Tensor
     if not isinstance(alpha, Tensor) and alpha == 1.0:
         return softmax(scores, mask)
     scores = masked(scores, mask)
-    allowed = scores > -math.inf
+    allowed = readable(scores, None)
     alive = allowed.any(-1, keepdim=True)
     safe = torch.where(allowed, scores, 0.0)
     # The weights do not change with a shift; without it large scores would lose the threshold to rounding.
     top = torch.where(allowed, scores.detach(), -math.inf).amax(-1, keepdim=True)
-    x = (safe - torch.where(alive, top, 0.0)) * (alpha - 1)
+    top = torch.where(alive, top, 0.0)
+    x = (safe - top) * (alpha - 1)
     if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
         weights = _by_bisection(x, allowed, alpha)
     else:
         weights = _by_sorting(x, allowed, alpha)
-    return torch.where(allowed & alive, weights, 0.0)
+    # No threshold separates NaN or infinity from the rest: such a row is NaN, as under softmax.
+    return torch.where(allowed & alive, weights + 0.0 * top, 0.0)
 
 
 def _by_sorting(x: Tensor, allowed: Tensor, alpha: float) -> Tensor:
@@ -169,4 +171,7 @@ def _by_bisection(x: Tensor, allowed: Tensor, alpha: float | Tensor) -> Tensor:
         slope = torch.where(inside, torch.where(inside, slack, 1.0) ** (power - 1), 0.0).sum(-1, keepdim=True) * power
         excess = weights(tau).sum(-1, keepdim=True) - 1
         tau = tau + torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
-    return weights(tau)
+    found = weights(tau)
+    # Close to one, alpha leaves the threshold few digits; the sum is one by definition, so dividing by it changes no gradient.
+    total = found.sum(-1, keepdim=True)
+    return found / torch.where(total > 0, total, 1.0)
