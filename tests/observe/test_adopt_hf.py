@@ -163,7 +163,7 @@ def test_interventions_change_the_output(exact):
 def test_a_mask_that_is_added_to_the_scores_is_a_mask(exact):
     model, batch = exact
     padded = ~batch["attention_mask"].bool()[:, None, None, :]
-    written = torch.where(padded, torch.finfo(torch.float64).min, 0.0).double()
+    written = torch.zeros(padded.shape, dtype=torch.float64).masked_fill(padded, torch.finfo(torch.float64).min)
     written = written.expand(-1, -1, padded.shape[-1], -1)
     expected = states(rg.adopt(model), batch)
     additive = {"input_ids": batch["input_ids"], "attention_mask": written}
