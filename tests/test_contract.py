@@ -33,9 +33,7 @@ def cotangent_of(shape: torch.Size) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-def outcome(
-    case: Case, module: torch.nn.Module, inputs: Inputs, cotangent: Tensor | None = None
-) -> dict[str, Tensor]:
+def outcome(case: Case, module: torch.nn.Module, inputs: Inputs, cotangent: Tensor | None = None) -> dict[str, Tensor]:
     """The result, and the gradients of every input and parameter under a cotangent, a fixed random one by default."""
     inputs = inputs.map(lambda x: x.detach().requires_grad_())
     result = case.run(module, inputs)
@@ -147,7 +145,9 @@ def test_padding_never_matters(case, execution):
     with EXECUTIONS[execution]():
         expected = outcome(case, module, inputs)
         for axis in {axis for axes in case.masks.values() for axis in axes} - {"b", 1}:
-            shape = [size + 3 * (name == axis) for name, size in zip(case.result, expected["result"].shape, strict=True)]
+            shape = [
+                size + 3 * (name == axis) for name, size in zip(case.result, expected["result"].shape, strict=True)
+            ]
             cotangent = cotangent_of(shape)
             inside = tuple(slice(size) for size in expected["result"].shape)
             cotangent[inside] = cotangent_of(expected["result"].shape)
@@ -169,7 +169,9 @@ def test_a_batch_is_its_entries_one_by_one(case, execution):
         whole = outcome(case, module, inputs)
         parts = []
         for b in range(SIZES["b"]):
-            one = Inputs(*({name: x[b : b + 1] for name, x in group.items()} for group in (inputs.tensors, inputs.masks)))
+            one = Inputs(
+                *({name: x[b : b + 1] for name, x in group.items()} for group in (inputs.tensors, inputs.masks))
+            )
             parts.append(outcome(case, module, one, cotangent_of(whole["result"].shape)[b : b + 1]))
     for name in whole:
         each = [part[name] for part in parts]
@@ -201,18 +203,6 @@ def test_the_device_is_kept(case, execution):
     inputs = Inputs(*({name: x.to("meta") for name, x in group.items()} for group in (inputs.tensors, inputs.masks)))
     with EXECUTIONS[execution]():
         assert case.run(module, inputs).device.type == "meta"
-
-
-@every_execution
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-@every_case
-def test_the_dtype_is_kept(case, dtype, execution):
-    module, inputs = case.build().to(dtype), case.inputs().map(lambda x: x.to(dtype))
-    with EXECUTIONS[execution]():
-        found = outcome(case, module, inputs)
-    for name, x in found.items():
-        assert x.dtype == dtype, name
-        assert x.isfinite().all(), name
 
 
 def converted(call: Call, dtype: torch.dtype) -> Call:
@@ -249,14 +239,19 @@ def assert_statistics_are_wide(trace: rg.Trace, dtype: torch.dtype) -> None:
 
 
 @every_execution
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @every_case
-def test_half_precision_has_wide_statistics(case, dtype, execution):
+def test_the_dtype_is_kept_and_statistics_are_wide(case, dtype, execution):
     # Larger inputs make larger scores, which half precision could not hold.
     module, inputs = case.build().to(dtype), case.inputs().map(lambda x: (3 * x).to(dtype))
-    with EXECUTIONS[execution](), torch.no_grad(), rg.record(module) as trace:
-        case.run(module, inputs)
-        assert_statistics_are_wide(trace, dtype)
+    with EXECUTIONS[execution](), rg.record(module) as trace:
+        found = outcome(case, module, inputs)
+        if dtype != torch.float32:
+            with torch.no_grad():
+                assert_statistics_are_wide(trace, dtype)
+    for name, x in found.items():
+        assert x.dtype == dtype, name
+        assert x.isfinite().all(), name
 
 
 @every_execution
@@ -276,7 +271,7 @@ def test_autocast(case, execution):
 
 
 @every_execution
-@pytest.mark.parametrize("sizes", [{"n": 0}, {"nq": 0}, {"n": 0, "nq": 0}, {"b": 0}, {"n": 1}, {"nq": 1}], ids=str)
+@pytest.mark.parametrize("sizes", [{"n": 0}, {"nq": 0}, {"b": 0}, {"n": 1}], ids=str)
 @every_case
 def test_empty_and_single(case, sizes, execution):
     inputs, module = case.inputs(**sizes), case.build()

@@ -22,7 +22,7 @@ CALLS = [
 @pytest.mark.timeout(280)
 def test_annotated_shapes_hold_in_every_call_of_the_product() -> None:
     check = [
-        f"--jaxtyping-packages={HOOKED},tests.checking.checked",
+        f"--jaxtyping-packages={HOOKED},tests.checked",
         "-p",
         "no:cacheprovider",
         "-p",

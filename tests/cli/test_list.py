@@ -48,7 +48,7 @@ def test_every_part_of_every_place_has_a_chinese_name():
 
 def test_a_terminal_gets_a_table_with_a_heading(terminal):
     lines = invoke().splitlines()
-    assert [word for word in lines[1].split()] == ["name", "place", "equation", "year"]
+    assert list(lines[1].split()) == ["name", "place", "equation", "year"]
     for entry in catalog.entries():
         assert any(line.split()[:1] == [entry.name] and entry.equation[:20] in line for line in lines)
 

@@ -82,9 +82,7 @@ def test_compile_to_machine_code():
 def test_export_is_saved_loaded_and_takes_any_batch(name, execution):
     case = named(name)
     model, inputs = Called(case).eval(), case.inputs()
-    batch = tuple(
-        {key: {0: torch.export.Dim.AUTO} for key in group} for group in (inputs.tensors, inputs.masks)
-    )
+    batch = tuple({key: {0: torch.export.Dim.AUTO} for key in group} for group in (inputs.tensors, inputs.masks))
     with EXECUTIONS[execution]():
         program = torch.export.export(model, (inputs.tensors, inputs.masks), dynamic_shapes=batch)
         buffer = io.BytesIO()

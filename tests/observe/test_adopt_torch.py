@@ -188,7 +188,7 @@ def test_transformers(kind, training, grad):
         output = run(model, kind, x, y, padding)
         if not grad:
             return [output]
-        wanted = [z for z in (x, y, *model.parameters())]
+        wanted = [x, y, *model.parameters()]
         return [output, *torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)]
 
     # Without gradients and in evaluation the encoder takes its fast path, on nested tensors.
@@ -322,7 +322,9 @@ def test_other_models_keep_the_fast_path():
 def test_refusals():
     with pytest.raises(TypeError, match="model: got function, expected a torch.nn.Module"):
         rg.adopt(lambda x: x)
-    with pytest.raises(ValueError, match=r"model: got Linear, expected a model that holds torch.nn.MultiheadAttention or"):
+    with pytest.raises(
+        ValueError, match=r"model: got Linear, expected a model that holds torch.nn.MultiheadAttention or"
+    ):
         rg.adopt(nn.Linear(2, 2))
     assert isinstance(rg.adopt(rg.Attention("dot")), rg.Attention)
     module = rg.adopt(attention(batch_first=True))

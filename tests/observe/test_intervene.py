@@ -141,7 +141,9 @@ def test_erased_is_the_same_as_masked(kind, keys, align):
     assert_same(found, attend(*tensors, mask=mask & kept))
 
 
-@pytest.mark.parametrize("align", [rg.Local(1.5, "predictive", query_dim=DIM), rg.Reinforced(DIM), rg.ReinforcedPairs(DIM)])
+@pytest.mark.parametrize(
+    "align", [rg.Local(1.5, "predictive", query_dim=DIM), rg.Reinforced(DIM), rg.ReinforcedPairs(DIM)]
+)
 def test_erased_keys_are_gone_for_alignments_that_prepare(align):
     attend, tensors, mask = setting("single", align)
     torch.manual_seed(1)
@@ -193,7 +195,9 @@ def test_a_given_tensor_has_a_gradient():
 
 
 @every_kind
-@pytest.mark.parametrize("align", [rg.Sparsemax(), rg.Hard(), rg.Local(1.0), rg.Reinforced(DIM)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "align", [rg.Sparsemax(), rg.Hard(), rg.Local(1.0), rg.Reinforced(DIM)], ids=lambda a: type(a).__name__
+)
 def test_another_alignment(kind, align):
     attend, tensors, mask = setting(kind)
     align = scrambled(align)
@@ -350,7 +354,9 @@ def test_refusals():
         rg.intervene(m, 3).__enter__()
     with pytest.raises(TypeError, match=r"weights: got Tensor, expected a floating-point tensor"):
         rg.intervene(m, torch.ones(2, 3, dtype=torch.bool)).__enter__()
-    with pytest.raises(ValueError, match=rf"how: got weights of shape \(2, 2\), expected a shape that fits \({B}, {NQ}, {N}\)"):
+    with pytest.raises(
+        ValueError, match=rf"how: got weights of shape \(2, 2\), expected a shape that fits \({B}, {NQ}, {N}\)"
+    ):
         with rg.intervene(attend, torch.ones(2, 2)):
             attend(*tensors)
     with pytest.raises(IndexError, match=rf"keys: got \[{N}\], expected indices of {N} keys"):

@@ -41,7 +41,9 @@ def test_calls_of_one_module_are_a_list_in_order():
         m(x)
     first, second = trace["pool"]
     assert_same(second.call.key, 2 * first.call.key)
-    with pytest.raises(AttributeError, match=r"trace\['pool'\] holds 2 calls: take one, such as trace\['pool'\]\[0\].weights"):
+    with pytest.raises(
+        AttributeError, match=r"trace\['pool'\] holds 2 calls: take one, such as trace\['pool'\]\[0\].weights"
+    ):
         _ = trace["pool"].weights
     assert trace["encoder.0.attention"].weights.shape == (3, 7, 7)
     assert torch.equal(trace["encoder.0.attention"].weights, trace["encoder.0.attention"][0].weights)

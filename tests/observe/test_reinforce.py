@@ -166,12 +166,16 @@ def test_log_probabilities_are_laid_out_like_the_weights():
 
 def test_refusals():
     *_, trace, _ = recorded("soft")
-    with pytest.raises(ValueError, match=r"nothing in it was sampled; expected Hard\(gradient='reinforce'\) or Reinforced"):
+    with pytest.raises(
+        ValueError, match=r"nothing in it was sampled; expected Hard\(gradient='reinforce'\) or Reinforced"
+    ):
         rg.reinforce(trace, torch.zeros(B))
     with pytest.raises(ValueError, match="Soft samples nothing: it has no log-probability"):
         trace.log_prob()
     *_, trace, _ = recorded(rg.Hard("reinforce"))
-    with pytest.raises(ValueError, match=r"reward: got shape \(3,\), expected axes that are the first ones of the calls"):
+    with pytest.raises(
+        ValueError, match=r"reward: got shape \(3,\), expected axes that are the first ones of the calls"
+    ):
         rg.reinforce(trace, torch.zeros(3))
 
 

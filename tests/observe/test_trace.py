@@ -94,7 +94,9 @@ def test_a_truncated_file_is_refused(trace, tmp_path, kept):
     trace.save(tmp_path / "trace")
     whole = (tmp_path / "trace").read_bytes()
     (tmp_path / "trace").write_bytes(whole[:kept])
-    with pytest.raises(ValueError, match=r"path: got '.*trace' \(.*\), expected a complete safetensors file written by"):
+    with pytest.raises(
+        ValueError, match=r"path: got '.*trace' \(.*\), expected a complete safetensors file written by"
+    ):
         rg.load_trace(tmp_path / "trace")
 
 

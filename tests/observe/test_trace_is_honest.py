@@ -83,7 +83,10 @@ def test_an_intervention_must_give_a_call_and_take_no_stray_keys() -> None:
     attend, (query, key) = rg.Attention("dot"), inputs()
     with rg.intervene(attend, lambda call: None), pytest.raises(TypeError, match="one that gives a Call"):
         attend(query, key)
-    with pytest.raises(ValueError, match="keys: got \\[1\\], expected nothing"), rg.intervene(attend, "uniform", keys=[1]):
+    with (
+        pytest.raises(ValueError, match="keys: got \\[1\\], expected nothing"),
+        rg.intervene(attend, "uniform", keys=[1]),
+    ):
         pass
 
 

@@ -35,7 +35,7 @@ def adopt(model: M) -> M:
         The model.
 
     Example:
-        >>> import regard as rg
+        >>> import torch, regard as rg
         >>> model = rg.adopt(nn.TransformerEncoderLayer(8, nhead=2, batch_first=True))
         >>> with rg.record(model) as trace:
         ...     output = model(torch.randn(3, 5, 8))
@@ -61,7 +61,7 @@ def adopted(model: M) -> Iterator[M]:
     """Adopt what is not yet adopted, for as long as the block runs.
 
     Example:
-        >>> import regard as rg
+        >>> import torch, regard as rg
         >>> attention, x = nn.MultiheadAttention(8, num_heads=2), torch.randn(5, 3, 8)
         >>> with rg.adopted(attention), rg.intervene(attention, "uniform"):
         ...     output, weights = attention(x, x, x)

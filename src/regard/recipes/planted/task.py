@@ -69,7 +69,7 @@ def of_sign(*widths: int) -> Tensor:
         [[0.0, -1.0, 0.0, 0.0, -1.0], [0.0, 1.0, 0.0, 0.0, 1.0]]
     """
     weight = torch.cat([one_hot(torch.tensor(width - 1), width) for width in widths])
-    return torch.stack([-weight, weight])
+    return torch.stack([0.0 - weight, weight])
 
 
 def choice(count: int, n: int, generator: Generator) -> Tensor:
