@@ -1,5 +1,6 @@
 """The first file that people open runs, learns its task, and leaves a picture."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,14 @@ QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.py"
 
 
 def test_quickstart(tmp_path):
-    result = subprocess.run([sys.executable, str(QUICKSTART)], cwd=tmp_path, capture_output=True, encoding="utf-8")
+    # One thread: other tests run beside this one.
+    result = subprocess.run(
+        [sys.executable, str(QUICKSTART)],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        encoding="utf-8",
+    )
     assert result.returncode == 0, result.stderr
     trained = [float(x) for x in re.findall(r"accuracy ([\d.]+)%", result.stdout)]
     assert trained[-1] >= 99

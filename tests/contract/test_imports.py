@@ -1,5 +1,6 @@
 """What importing the package costs, and what it does without."""
 
+import resource
 import subprocess
 import sys
 import textwrap
@@ -82,3 +83,19 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
 
     with pytest.raises(AttributeError, match="module 'regard' has no attribute 'Atention'"):
         _ = regard.Atention
+
+
+@pytest.mark.slow
+def test_importing_costs_hardly_more_than_torch():
+    """Of the processor's time, and at best: other processes may hold the cores for a while."""
+
+    def seconds(code):
+        def once():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            run(code)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+        return min(once() for _ in range(6))
+
+    assert seconds("import regard; regard.Attention") <= 1.15 * seconds("import torch")

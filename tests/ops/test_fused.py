@@ -220,7 +220,8 @@ def test_low_precision_stays_within_the_budget_of_the_equation(
     masks = {"pairs": torch.rand(2, nq, n) > 0.3, "causal": rg.Causal(), "padding": rg.Padding(torch.tensor([9, 0]))}
     rest = {"mask": masks.get(mask), "bias": torch.randn(2, nq, n) * 4 if mask == "pairs" else None}
     mine = run(low, x, **rest)
-    assert len(library.calls) == 1
+    # The square of a key may be more than float16 holds, so that one is left to the panels.
+    assert len(library.calls) == (0 if (score, dtype) == ("negative-l2", torch.float16) else 1)
     with rg.execution("dense"):
         same = run(low, x, **rest)
     wide = rg.Attention(module.double())

@@ -24,7 +24,6 @@ def test_kernels_under_the_interpreter() -> None:
         sys.executable,
         "-m",
         "pytest",
-        "-q",
         "-p",
         "no:xdist",
         "-p",

@@ -188,6 +188,10 @@ class ParallelCoAttention(nn.Module):
         self.affinity, self.first, self.second = built["affinity"], built["first"], built["second"]
         # Its weights are only shown.
         self.affinity.dropout = 0.0
+        for reader, how in zip((self.first, self.second), self.scoring, strict=True):
+            if how == "max" and "impl" not in options:
+                # The scores are at hand; a library call would compute them once more, as zeros.
+                reader.impl = "dense"
         if self.affinity.score.features is not None:
             raise ValueError(refusal("affinity", "a multi-dimensional score", "one number for each pair"))
 

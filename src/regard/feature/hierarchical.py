@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,7 @@ from regard.general.attention import Attention
 from regard.general.scores.base import vector, width
 
 
+@runtime_checkable
 class TraceLike(Protocol):
     """What was recorded, by path."""
 

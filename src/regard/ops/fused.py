@@ -1,7 +1,7 @@
 """Fused execution of the plain bilinear softmax: torch's scaled dot-product attention, guarded.
 
 The library call gives NaN for a row with nothing to attend to, and takes one width for keys and values on the CPU. Both
-are mended here. Half-precision key biases (negative squared distance) are split into two exactly added columns.
+are mended here. Half-precision key biases (negative squared distance) are split into three columns that add up to them.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Cosine(Score):
         return BilinearForm(query * self.log_beta.exp().to(query.dtype), key)
 
     def _unit(self, x: Tensor) -> Tensor:
-        # The square is clamped, not the norm: its gradient at zero is then 0 and not NaN.
+        # The square is clamped, not the norm, whose gradient at zero would be NaN.
         square = wide(x).square().sum(-1, keepdim=True)
         return (wide(x) * square.clamp(min=self.epsilon**2).rsqrt()).to(x.dtype)
 
