@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 import regard as rg
-from regard.ops import additive
+from regard.ops import additive, additive_units
 from regard.ops.activations import activation
 from regard.ops.additive import additive_scores, additive_scores_backward
 from tests import cases, oracles
@@ -56,6 +56,23 @@ class Paths:
 @pytest.fixture
 def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
     return Paths(monkeypatch)
+
+
+@pytest.fixture
+def by_units(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Units one by one from the first pair on, in tiles of 24 pairs; which of the two passes did so."""
+    monkeypatch.setattr(additive_units, "FEWEST_PAIRS", 1)
+    monkeypatch.setattr(additive_units, "TILE_PAIRS", 24)
+    taken: list[str] = []
+    for name in ("scores", "backward"):
+        original = getattr(additive_units, name)
+
+        def noted(*args: Any, name: str = name, original: Any = original) -> Any:
+            taken.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(additive_units, name, noted)
+    return taken
 
 
 @pytest.fixture
@@ -204,6 +221,65 @@ def test_the_edge_of_the_safe_range_is_exact_on_both_sides(act: str, dtype: torc
             assert_same(actual, exact)
         else:
             assert_within_budget(actual, dense, exact)
+
+
+@pytest.mark.parametrize("act", LOGISTIC)
+@pytest.mark.parametrize("sizes", [(5, 7, 3), (29, 31, 19), (1, 67, 33)])
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3)])
+def test_units_one_by_one_are_the_equation(
+    act: str, sizes: tuple[int, int, int], lead: tuple[int, ...], by_units: list[str]
+) -> None:
+    a, u, weight = (x.requires_grad_() for x in operands(*sizes, features=1, lead=lead))
+    actual, expected = additive_scores(a, u, weight, act), equation(a, u, weight, act)
+    assert_same(actual, expected)
+    cotangent = torch.randn_like(expected)
+    got, want = (torch.autograd.grad(e, (a, u, weight), cotangent) for e in (actual, expected))
+    for x, y in zip(got, want, strict=True):
+        assert_same(x, y)
+    assert by_units == ["scores", "backward"]
+
+
+@pytest.mark.parametrize("act", LOGISTIC)
+@pytest.mark.parametrize("size", [1.0, 9.0])
+def test_units_one_by_one_stay_within_the_budget(act: str, size: float, by_units: list[str]) -> None:
+    a, u, weight = (x.float() for x in operands(37, 41, 64, features=1))
+    a, u = (a * size).clamp(-5, 5), (u * size).clamp(-5, 5)
+    cotangent = torch.randn(1, 37, 41)
+    results = []
+    for function, dtype in ((additive_scores, torch.float32), (equation, torch.float32), (equation, torch.float64)):
+        x = [t.to(dtype).requires_grad_() for t in (a, u, weight)]
+        scores = function(*x, act)
+        results.append([scores.detach(), *torch.autograd.grad(scores, x, cotangent.to(dtype))])
+    for mine, same, wide, name in zip(*results, ("scores", "a", "u", "weight"), strict=True):
+        assert_within_budget(mine, same, wide, name)
+    assert by_units == ["scores", "backward"]
+
+
+@pytest.mark.parametrize("far", ["query", "key", "weight", "nan"])
+def test_units_go_together_where_one_by_one_has_no_room(far: str, by_units: list[str]) -> None:
+    a, u, weight = (x.float() for x in operands(11, 13, 5, features=1))
+    if far == "query":
+        a[3, 2] = -31.0
+    elif far == "key":
+        u[3, 2] = 31.0
+    else:
+        weight[1] = 1e10 if far == "weight" else math.nan
+    actual = additive_scores(a, u, weight, "tanh")
+    assert by_units == []
+    if far == "nan":
+        assert actual.isnan().all()
+    else:
+        exact = equation(a.double(), u.double(), weight.double(), "tanh")
+        assert_within_budget(actual, equation(a, u, weight, "tanh"), exact)
+
+
+def test_many_pairs_go_unit_by_unit(by_units: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(additive_units, "FEWEST_PAIRS", 36)
+    for nq, n in ((5, 7), (6, 6)):
+        additive_scores(*operands(nq, n, features=1), "tanh")
+        additive_scores(*operands(nq, n, features=2), "tanh")
+        additive_scores(*operands(nq, n, features=1), "relu")
+    assert by_units == ["scores"]
 
 
 @pytest.mark.parametrize("act", LOGISTIC)

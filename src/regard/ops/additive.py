@@ -8,8 +8,8 @@ $$da_{id} = \sum_j t_{ijd} \qquad du_{jd} = \sum_i t_{ijd} \qquad dW_{df} = \sum
 
 For a logistic activation, $\mathrm{act}(z) = \alpha + \beta r$, where $r = 1/(1 + e^{\rho z})$, $\mathrm{act}'(z) = -\beta\rho\, r(1 - r)$:
 the exponentials are factorised per token, so a pair costs a product and a reciprocal. That is exact while both factors are
-normal numbers; a tile in which they would not be takes the library's own function instead. Two registered operators, so
-that compiled graphs keep them whole.
+normal numbers; a tile in which they would not be takes the library's own function instead. Where all are, and there is one
+feature, the units go one by one (ops.additive_units). Two registered operators, so that compiled graphs keep them whole.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from regard.ops.activations import Activation, activation
+from regard.ops import additive_units
+from regard.ops.activations import Activation, Logistic, activation
+from regard.ops.additive_units import Box, boxes
 
 # Large enough to amortise a dozen kernel launches; on a CPU small enough for its share of the cache.
 CPU_TILE_BYTES = 4 << 20
@@ -54,20 +57,11 @@ class _Operands:
 
         return _Operands(flat(a), flat(u), flat(weight))
 
-    def tiles(self) -> Iterator[tuple[slice, slice, slice]]:
-        """Boxes (leading, queries, keys) that fit the budget, several leading entries at once where they are small."""
-        (length, nq, width), n = self.a.shape, self.u.shape[1]
-        if 0 in (length, nq, n):
-            return
+    def tiles(self) -> Iterator[Box]:
+        """Boxes (leading, queries, keys) whose hidden layer fits the budget."""
         budget = CPU_TILE_BYTES if self.a.device.type == "cpu" else GPU_TILE_BYTES
-        hidden = max(1, budget // (self.a.element_size() * max(1, width)))
-        keys = min(n, hidden)
-        rows = min(nq, max(1, hidden // keys))
-        leads = max(1, hidden // (keys * rows)) if (keys, rows) == (n, nq) else 1
-        for b in range(0, length, leads):
-            for i in range(0, nq, rows):
-                for j in range(0, n, keys):
-                    yield slice(b, b + leads), slice(i, i + rows), slice(j, j + keys)
+        pairs = max(1, budget // (self.a.element_size() * max(1, self.a.shape[-1])))
+        return boxes(self.a.shape[0], self.a.shape[1], self.u.shape[1], pairs)
 
 
 class _Hidden:
@@ -79,21 +73,35 @@ class _Hidden:
     def __init__(self, operands: _Operands, act: Activation) -> None:
         self.act, self.a, self.u = act, operands.a, operands.u
         self.spaces: dict[str, Tensor] = {}
-        self.factors: tuple[Tensor, Tensor] | None = None
+        self.logistic: Logistic | None = None
         if act.logistic is None or self.a.device.type != "cpu" or 0 in (self.a.numel(), self.u.numel()):
             return
+        self.logistic = act.logistic
         # Beyond this a factor underflows although the product is an ordinary number. (NaN compares false: unsafe.)
         limit = 80.0 if self.a.dtype == torch.float32 else 700.0
-        rate = act.logistic.rate
-        self.a_unsafe = ~(self.a.abs().amax(-1) * rate <= limit)
-        self.u_unsafe = ~(self.u.abs().amax(-1) * rate <= limit)
-        self.all_safe = not bool(self.a_unsafe.any() | self.u_unsafe.any())
-        self.factors = torch.exp(self.a * rate), torch.exp(self.u * rate)
+        a_range, u_range = (x.abs().amax(-1) * act.logistic.rate for x in (self.a, self.u))
+        self.a_unsafe, self.u_unsafe = ~(a_range <= limit), ~(u_range <= limit)
+        self.range = torch.maximum(a_range.amax(), u_range.amax()).item()
+        self.all_safe = self.range <= limit
 
-    def reciprocal(self, box: tuple[slice, slice, slice]) -> Tensor | None:
+    def by_units(self, weight: Tensor) -> Logistic | None:
+        """The logistic function, where the hidden units may go one by one and are worth it."""
+        pairs = self.a.shape[0] * self.a.shape[1] * self.u.shape[1]
+        if self.logistic is None or weight.shape[-1] != 1 or pairs < additive_units.FEWEST_PAIRS:
+            return None
+        # There the weight multiplies a factor, which needs room for it.
+        limit = 60.0 if self.a.dtype == torch.float32 else 600.0
+        return self.logistic if self.range <= limit and bool(weight.abs().amax() <= 1e9) else None
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        assert self.logistic is not None
+        return torch.exp(self.a * self.logistic.rate), torch.exp(self.u * self.logistic.rate)
+
+    def reciprocal(self, box: Box) -> Tensor | None:
         """The r of the tile, or None where the range is unsafe or the activation is not logistic."""
         b, i, j = box
-        if self.factors is None:
+        if self.logistic is None:
             return None
         if not self.all_safe and bool(self.a_unsafe[b, i].any() | self.u_unsafe[b, j].any()):
             return None
@@ -108,7 +116,7 @@ class _Hidden:
             self.spaces[name] = self.a.new_empty(count)
         return self.spaces[name][:count].view(shape)
 
-    def sums(self, box: tuple[slice, slice, slice]) -> Tensor:
+    def sums(self, box: Box) -> Tensor:
         b, i, j = box
         left, right = self.a[b, i, None, :], self.u[b, None, j, :]
         return torch.add(left, right, out=self.space("tile", left, right))
@@ -126,6 +134,10 @@ def additive_scores(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
     lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
     x, function = _Operands.of(a, u, weight), activation(act)
     hidden = _Hidden(x, function)
+    logistic = hidden.by_units(x.weight)
+    if logistic is not None:
+        by_units = additive_units.scores(x.a, x.u, x.weight[..., 0], logistic)
+        return by_units.view(*lead, 1, *by_units.shape[1:])
     scores = x.a.new_empty(x.a.shape[0], x.weight.shape[-1], x.a.shape[1], x.u.shape[1])
     for box in x.tiles():
         b, i, j = box
@@ -155,6 +167,15 @@ def additive_scores_backward(
     assert function.derivative is not None
     hidden = _Hidden(x, function)
     grad = grad.to(x.a.dtype).reshape(x.a.shape[0], *grad.shape[-3:])
+    lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
+
+    def like(x: Tensor, original: Tensor) -> Tensor:
+        return x.reshape(*lead, *x.shape[1:]).sum_to_size(original.shape).to(original.dtype)
+
+    logistic = hidden.by_units(x.weight)
+    if logistic is not None:
+        da, du, dw = additive_units.backward(grad[:, 0], x.a, x.u, x.weight[..., 0], logistic)
+        return like(da, a), like(du, u), like(dw[..., None], weight)
     da, du, dweight = torch.zeros_like(x.a), torch.zeros_like(x.u), torch.zeros_like(x.weight)
     for box in x.tiles():
         b, i, j = box
@@ -180,11 +201,6 @@ def additive_scores_backward(
             slope.mul_(torch.bmm(flat, x.weight[b].mT).view_as(slope))
             da[b, i] += slope.sum(2)
             du[b, j] += slope.sum(1)
-    lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
-
-    def like(x: Tensor, original: Tensor) -> Tensor:
-        return x.view(*lead, *x.shape[1:]).sum_to_size(original.shape).to(original.dtype)
-
     return like(da, a), like(du, u), like(dweight, weight)
 
 
