@@ -23,6 +23,7 @@ from matplotlib.patches import FancyBboxPatch  # noqa: E402
 
 from regard.report import figures  # noqa: E402
 from regard.report.figures import colormap, heatmap, save, token_strip  # noqa: E402
+from regard.report.figures import text as lettering  # noqa: E402
 
 HOSTILE = [
     "$\\frac{",
@@ -410,8 +411,8 @@ class TestText:
 
     @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
     def test_missing_glyphs_are_said_once(self, suffix, tmp_path, caplog, monkeypatch):
-        monkeypatch.setattr(figures, "_CJK", ())
-        figures._report_missing.cache_clear()
+        monkeypatch.setattr(lettering, "_CJK", ())
+        lettering._report_missing.cache_clear()
         with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="regard"):
             warnings.simplefilter("error")
             for _ in range(2):
@@ -422,7 +423,7 @@ class TestText:
         assert "font" in message
 
     def test_svg_keeps_what_no_font_draws_as_text(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(figures, "_CJK", ())
+        monkeypatch.setattr(lettering, "_CJK", ())
         for figure in self.both(["注", "意"]):
             assert re.search(r"<text[^>]*>注</text>", svg(figure, tmp_path))
         for figure in self.both(["plain", "text"]):
@@ -447,7 +448,7 @@ class TestText:
         finally:
             monkeypatch.undo()
             font_manager.fontManager.ttflist[:] = kept
-            figures._letters.cache_clear()
+            lettering._letters.cache_clear()
 
 
 def write_font(path: Path, family: str, letters: str) -> None:
@@ -495,7 +496,7 @@ class TestSave:
             "import sys; from regard.report.figures import heatmap, save; "
             "save(heatmap([[0.9, 0.1], [0.2, 0.8]], title='t', gold=[(0, 0)]), sys.argv[1])"
         )
-        source = str(Path(figures.__file__).parents[2])
+        source = str(Path(figures.__file__).parents[3])
         for seed in "12":
             environment = {
                 "PYTHONPATH": source,
@@ -524,7 +525,7 @@ class TestSave:
         def fail(*_: object) -> None:
             raise OSError("disk full")
 
-        monkeypatch.setattr("regard.report.figures.os.replace", fail)
+        monkeypatch.setattr("regard.report.figures.canvas.os.replace", fail)
         with pytest.raises(OSError, match="disk full"):
             save(heatmap([[1.0]]), path)
         assert path.read_text() == "old"
@@ -552,7 +553,7 @@ class TestHouse:
             "assert 'matplotlib.pyplot' not in sys.modules"
         )
         environment = {
-            "PYTHONPATH": str(Path(figures.__file__).parents[2]),
+            "PYTHONPATH": str(Path(figures.__file__).parents[3]),
             "MPLCONFIGDIR": str(tmp_path / "mpl"),
         }
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "figure.svg")], env=environment, check=True)

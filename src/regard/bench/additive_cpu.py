@@ -16,7 +16,7 @@ ALIGNMENTS = ("soft", "hard", "local-monotonic", "local-predictive", "reinforced
 
 _MEMORY = """
 import torch, regard as rg
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # a second one changes nothing here, and on a busy machine waits at every operation
 align, n, width = argv[0], int(argv[1]), int(argv[2])
 options = {"window": 10} if align.startswith("local") else {}
 attend = rg.Attention("additive", align, query_dim=width, key_dim=width, hidden_dim=width, **options)
