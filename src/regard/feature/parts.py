@@ -16,6 +16,7 @@ from regard.general.alignments import Alignment
 from regard.general.attention import Attention
 from regard.general.masks import Bound, Mask, Sizes
 from regard.general.scores import Score
+from regard.ops.fill import kept
 
 # A name, a class, a ready-made part, or a function of the widths of query (None where there is no query) and key.
 ScoreLike: TypeAlias = str | type[Score] | Score | Attention | Callable[[Any, int], Score | Attention]
@@ -210,7 +211,7 @@ def masked_input(x: Tensor, mask: Tensor | None, name: str) -> tuple[Tensor, Ten
         except RuntimeError:
             got = f"shape {tuple(mask.shape)}"
             raise ValueError(refusal(f"mask of {name}", got, f"a shape that broadcasts to {tuple(shape)}")) from None
-    return torch.where(mask.unsqueeze(-1), x, torch.zeros((), dtype=x.dtype, device=x.device)), mask
+    return kept(x, mask.unsqueeze(-1)), mask
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:

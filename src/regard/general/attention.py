@@ -17,6 +17,7 @@ from regard.general.scores import Score
 from regard.ops import hooks
 from regard.ops.call import Bias, Call
 from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execute
+from regard.ops.fill import kept
 from regard.ops.forms import common_shape
 from regard.ops.random import draw_seed
 
@@ -145,12 +146,15 @@ class Attention(nn.Module):
         start: int = 0,
     ) -> Call:
         """Everything that decides the result, before anything is executed."""
-        query, value, single = _check_inputs(self.score, query, key, value)
-        lead = _lead(query, key, value, self.score)
-        sizes = Sizes(lead, 1 if query is None else query.shape[-2], key.shape[-2])
-        bound = _bind(mask, sizes, single, key.device)
-        bias = _check_bias(bias, sizes, single, key.device)
-        query, key, value = _without_unread(bound, query, key, value)
+        score, align = self.score, self.align
+        query, value, single = _check_inputs(score, query, key, value)
+        lead = _lead(query, key, value, score)
+        bound = None
+        if mask is not None or bias is not None:
+            sizes = Sizes(lead, 1 if query is None else query.shape[-2], key.shape[-2])
+            bound = _bind(mask, sizes, single, key.device)
+            bias = _check_bias(bias, sizes, single, key.device)
+            query, key, value = _without_unread(bound, query, key, value)
         mapped = key if self.key_map is None else self.key_map(key)
         value = value if self.value_map is None else self.value_map(value)
         if self.key_map is not None or self.value_map is not None:
@@ -158,18 +162,18 @@ class Attention(nn.Module):
             keys = None if bound is None else bound.keys(key.device)
             if keys is not None:
                 mapped, value = _zero_fill(mapped, keys), _zero_fill(value, keys)
-        self.score.check_widths(query, mapped)
-        if self.score.features is not None and value.shape[-1] != self.score.features:
+        score.check_widths(query, mapped)
+        if score.features is not None and value.shape[-1] != score.features:
             fix = "A multi-dimensional score has one weight for each feature of the value."
-            raise ValueError(refusal("value", f"width {value.shape[-1]}", f"features={self.score.features}", fix))
+            raise ValueError(refusal("value", f"width {value.shape[-1]}", f"features={score.features}", fix))
         if autocasting(value.device) and value.dtype == torch.float32:
             value = value.to(torch.get_autocast_dtype(value.device.type))
         dropout = self.dropout if self.training else 0.0
-        random = dropout > 0.0 or self.align.needs_seed(self.training)
+        random = dropout > 0.0 or align.needs_seed(self.training)
         call = Call(
-            form=self.score.reduce(query, mapped),
+            form=score.reduce(query, mapped),
             value=value,
-            align=self.align,
+            align=align,
             query=query,
             key=mapped,
             mask=bound,
@@ -180,7 +184,7 @@ class Attention(nn.Module):
             seed=draw_seed(value.device) if random else None,
             single=single,
         )
-        prepared = self.align.prepare(call)
+        prepared = align.prepare(call)
         return call.with_(prepared=prepared) if prepared else call
 
     def extra_repr(self) -> str:
@@ -247,13 +251,13 @@ def _check_inputs(
 ) -> tuple[Tensor | None, Tensor, bool]:
     """The query with its axis, the value, and whether there was a single query; or a refusal."""
     for name, x in (("key", key), ("query", query), ("value", value)):
-        if x is None and name != "key":
+        if name != "key" and (x is None or x is key):
             continue
         if not isinstance(x, Tensor):
             raise TypeError(refusal(name, type(x).__name__, "a tensor"))
         if not x.dtype.is_floating_point:
             raise TypeError(refusal(name, f"a tensor of {x.dtype}", "a floating-point tensor"))
-        if x.device != key.device:
+        if x is not key and x.device != key.device:
             raise ValueError(refusal(name, f"a tensor on {x.device}", f"the device of the key, {key.device}"))
         if x.dtype != key.dtype and not autocasting(key.device):
             raise TypeError(refusal(name, f"a tensor of {x.dtype}", f"the dtype of the key, {key.dtype}"))
@@ -264,7 +268,9 @@ def _check_inputs(
         raise ValueError(
             refusal("value", f"shape {tuple(value.shape)}", f"as many rows as the key: (..., {key.shape[-2]}, d_v)")
         )
-    parameter = next(score.parameters(), None)
+    # Its own first: walking the modules costs as much as a small product.
+    parameter = next(iter(score._parameters.values()), None)
+    parameter = next(score.parameters(), None) if parameter is None else parameter
     if parameter is not None:
         if parameter.device != key.device:
             fix = f"Fix: module.to({str(key.device)!r})."
@@ -293,6 +299,8 @@ def _check_inputs(
 
 def _lead(query: Tensor | None, key: Tensor, value: Tensor, score: Score) -> tuple[int, ...]:
     """The leading axes of the result."""
+    if key is value and not score.head_shape and (query is None or query.shape[:-2] == key.shape[:-2]):
+        return tuple(key.shape[:-2])
     shapes = [key.shape[:-2], value.shape[:-2], *([] if query is None else [query.shape[:-2]])]
     heads = score.head_shape
     try:
@@ -369,4 +377,4 @@ def _zero_fill(x: Tensor, keep: Tensor) -> Tensor:
     for axis in range(-keep.dim(), -1):
         if x.shape[axis - 1] == 1 and keep.shape[axis] > 1:
             keep = keep.any(axis, keepdim=True)
-    return torch.where(keep.unsqueeze(-1), x, torch.zeros((), dtype=x.dtype, device=x.device))
+    return kept(x, keep.unsqueeze(-1))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.ops.forms import Form, common_shape, wide
+from regard.ops.forms import Form, common_shape, product, wide
 from regard.ops.random import DROPOUT, uniform
 
 Bias = Tensor | Callable[[Tensor, Tensor], Tensor]
@@ -93,7 +93,8 @@ class Call:
 
     @property
     def lead(self) -> tuple[int, ...]:
-        return common_shape(self.form.lead, self.value.shape[:-2])
+        lead, other = self.form.lead, self.value.shape[:-2]
+        return lead if lead == other else common_shape(lead, other)
 
     @property
     def nq(self) -> int:
@@ -107,6 +108,20 @@ class Call:
     def device(self) -> torch.device:
         return self.value.device
 
+    @property
+    def pairs(self) -> int:
+        """Scores of one leading index, as many as are computed."""
+        return self.nq * self.n
+
+    @property
+    def row_elements(self) -> int:
+        """Numbers that one query row needs at once, per leading index."""
+        return self.form.row_elements
+
+    def panels(self, rows: int) -> list[range]:
+        """The queries in panels of so many rows."""
+        return [range(i, min(i + rows, self.nq)) for i in range(0, self.nq, rows)]
+
     def tile(self, i: range | None = None, j: range | None = None) -> Tile:
         """The part of the call for some queries and keys; all of them by default."""
         return Tile(self, range(self.nq) if i is None else i, range(self.n) if j is None else j)
@@ -115,8 +130,11 @@ class Call:
         """Scores (..., [F], len(i), N) of complete rows, bias included, mask not applied."""
         i = range(self.nq) if i is None else i
         e = self.form.tiled(i) if tiled else self.form.scores(i)
+        if self.bias is None:
+            return e
         bias = self.tile(i).bias()
-        return e if bias is None else e + bias
+        assert bias is not None
+        return e + bias
 
     def weights(self, i: range | None = None, *, tiled: bool = False) -> Tensor:
         """Weights (..., [F], len(i), N) of complete rows, before dropout."""
@@ -127,12 +145,13 @@ class Call:
         """Sum the values by these weights of the queries i: (..., len(i), d_v) in the dtype of the values."""
         if drop and self.dropout > 0.0:
             weights = weights * self.tile(i).keep(weights.dtype)
-        value = self.value.to(weights.dtype)
+        value = self.value if self.value.dtype == weights.dtype else self.value.to(weights.dtype)
         if self.form.multi:
             context = (weights @ value.mT[..., None]).squeeze(-1).mT
         else:
-            context = weights @ value
-        return context.expand(*self.lead, *context.shape[-2:])
+            context = product(weights, value)
+        lead = self.lead
+        return context if context.shape[:-2] == lead else context.expand(*lead, *context.shape[-2:])
 
 
 @dataclass(frozen=True)
@@ -184,6 +203,10 @@ class Tile:
     def per_key(self, x: Tensor) -> Tensor:
         """Cut (..., N) to the keys of the tile, shaped to broadcast over its scores."""
         return self.over_features(x[..., None, self.j.start : self.j.stop])
+
+    def key_of(self, column: Tensor) -> Tensor:
+        """The keys in some columns (..., len(i), k) of the tile."""
+        return column
 
     def uniform(self, purpose: int) -> Tensor:
         """Numbers in (0, 1), one for each weight of the tile, the same in whatever tile they are asked for."""

@@ -14,6 +14,7 @@ from regard._errors import nearest, refusal
 from regard.ops.blockwise import blockwise, panel_rows
 from regard.ops.call import Call
 from regard.ops.dense import dense
+from regard.ops.edges import EdgeCall
 from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_worthwhile
 
@@ -88,6 +89,8 @@ def choose(call: Call, impl: str) -> Dispatch:
         return Dispatch("fused", "asked for")
     if impl != "auto":
         return Dispatch(impl, "asked for")
+    if isinstance(call, EdgeCall):
+        return _along_edges(call)
     reason = why_not_fused(call) or why_not_worthwhile(call)
     if reason is None:
         what = "plain bilinear scores under a softmax: one library call"
@@ -98,6 +101,22 @@ def choose(call: Call, impl: str) -> Dispatch:
         return Dispatch("dense", f"{reason}; torch.func takes neither recomputation nor gradients of operators")
     rows = rows_of_panel(call)
     return Dispatch("blockwise", f"{reason}; {math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows")
+
+
+def _along_edges(call: EdgeCall) -> Dispatch:
+    reason = call.why_not_segment()
+    # How many slots a row needs is known only by looking at the edges, which would break a graph.
+    if reason is None and torch.compiler.is_compiling():
+        return Dispatch("blockwise", "one operator")
+    if torch._C._are_functorch_transforms_active():
+        return Dispatch("dense", "torch.func takes neither recomputation nor gradients of operators")
+    if _is_small(call):
+        return Dispatch("dense", "small enough for the equation itself")
+    if reason is None:
+        return Dispatch(
+            "blockwise", "additive scores under a softmax along edges: one operator, by panels of one degree"
+        )
+    return Dispatch("blockwise", f"{reason}; panels of {rows_of_panel(call)} of the longest rows")
 
 
 def rows_of_panel(call: Call) -> int:
@@ -120,7 +139,8 @@ def execute(call: Call, impl: str) -> Tensor:
     """Run a call: (..., Nq, d_v) in the dtype of its values."""
     path = choose(call, impl).path
     if not autocasting(call.device):
-        return _run(call, path).to(call.value.dtype)
+        context = _run(call, path)
+        return context if context.dtype == call.value.dtype else context.to(call.value.dtype)
     # The operands already have autocast's dtype; what is computed from them here must stay wide.
     with torch.autocast(call.device.type, enabled=False):
         return _run(call, path).to(call.value.dtype)
@@ -131,6 +151,9 @@ def _run(call: Call, path: str) -> Tensor:
         return dense(call)
     if path == "fused":
         return fused(call)
+    if isinstance(call, EdgeCall) and call.why_not_segment() is None:
+        asked = _overrides[-1].rows if _overrides else None
+        return call.segment(asked or 0)
     return blockwise(call, rows_of_panel(call))
 
 
@@ -138,6 +161,6 @@ def _is_small(call: Call) -> bool:
     if call.nq == 1:
         # The hidden layer of a single query is no larger than the projected keys.
         return True
-    pairs = math.prod(call.lead) * call.nq * call.n
+    pairs = math.prod(call.lead) * call.pairs
     width = call.form.a.shape[-1] if isinstance(call.form, AdditiveForm) else 1
     return pairs * width <= SMALL_HIDDEN_ELEMENTS

@@ -23,6 +23,11 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """Matrix product of the last two axes. Without broadcasting it goes to the library's batched product at once."""
+    return torch.bmm(x, y) if x.dim() == y.dim() == 3 and x.shape[0] == y.shape[0] else x @ y
+
+
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that all broadcast to. Most are equal, and the library's own function costs more than a small product."""
     known = [shape for shape in shapes if len(shape) > 0]
@@ -47,6 +52,8 @@ class BilinearForm:
     @property
     def lead(self) -> tuple[int, ...]:
         axes = -3 if self.multi else -2
+        if self.query.shape[:axes] == self.key.shape[:axes]:
+            return tuple(self.key.shape[:axes])
         return common_shape(self.query.shape[:axes], self.key.shape[:axes])
 
     @property
@@ -68,8 +75,9 @@ class BilinearForm:
         return self.key.shape[-2] * (self.features or 1)
 
     def scores(self, i: range) -> Tensor:
+        whole = len(i) == self.query.shape[-2]
         rows = slice(i.start, i.stop)
-        e = wide(self.query[..., rows, :]) @ wide(self.key).mT
+        e = product(wide(self.query if whole else self.query[..., rows, :]), wide(self.key).mT)
         if self.scale != 1.0:
             e = e * self.scale
         if self.offset is not None:
@@ -125,7 +133,8 @@ class AdditiveForm:
         return self.u.shape[-2] * kept
 
     def scores(self, i: range) -> Tensor:
-        a, u = wide(self.a[..., i.start : i.stop, :]), wide(self.u)
+        a = self.a if len(i) == self.a.shape[-2] else self.a[..., i.start : i.stop, :]
+        a, u = wide(a), wide(self.u)
         hidden = self.activation(a[..., :, None, :] + u[..., None, :, :])
         if self.weight is None:
             return hidden.movedim(-1, -3)

@@ -58,6 +58,11 @@ class Soft(Alignment):
         if mask is None and tile.call.bias is None:
             # Nothing is forbidden, so no row is without keys.
             return scores.softmax(-1)
+        if mask is not None and tile.call.bias is None and scores.shape[-1] > 0:
+            # Forbidden keys score as low as a number can: their weight is zero beside any other, and a row of nothing else
+            # stays finite in both directions until it is dropped.
+            lowest = torch.finfo(scores.dtype).min
+            return torch.where(mask, torch.where(mask, scores, lowest).softmax(-1), 0.0)
         return softmax(scores, mask)
 
     def fold(self, tile: Tile) -> Fold:

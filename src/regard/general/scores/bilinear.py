@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -115,10 +116,14 @@ class General(Score):
         self.W = matrix(*self.axes, key_dim, query_dim)
 
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
+        return self.form(query, key)
+
+    def form(self, query: Tensor | None, key: Tensor, **rest: Any) -> BilinearForm:
+        """The bilinear form of the projected query, with whatever else belongs to it."""
         assert query is not None
         if self.features is not None:
             query, key = query.unsqueeze(-3), key.unsqueeze(-3)
-        return BilinearForm(self.project(query), key, multi=self.features is not None)
+        return BilinearForm(self.project(query), key, multi=self.features is not None, **rest)
 
     def project(self, query: Tensor) -> Tensor:
         """The query as seen by the keys, W q."""
@@ -264,11 +269,5 @@ class ActivatedGeneral(General):
         self.activation_module = activation if isinstance(activation, nn.Module) else None
 
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
-        form = super().reduce(query, key)
-        return BilinearForm(
-            form.query,
-            form.key,
-            activation=self.activation,
-            offset=self.b[..., None, None],
-            multi=form.multi,
-        )
+        offset = self.b[..., None, None] if self.axes else self.b
+        return self.form(query, key, activation=self.activation, offset=offset)

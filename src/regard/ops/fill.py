@@ -1,0 +1,45 @@
+"""Zeros in place of what must not be read, whatever it holds: a product with zero would keep NaN and infinity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Below this the library's own selection is as quick as anything around it.
+LARGE_ELEMENTS = 1 << 15
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def kept(x: Tensor, keep: Tensor) -> Tensor:
+    """X where `keep`, which broadcasts to its shape, is true; zero elsewhere.
+
+    Example:
+        >>> kept(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]]), torch.tensor([[True], [False]]))
+        tensor([[1., 2.],
+                [0., 0.]])
+    """
+    large = x.device.type == "cpu" and x.numel() >= LARGE_ELEMENTS and x.element_size() in _BITS
+    if not large or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return torch.where(keep, x, 0.0)
+    result: Tensor = _Kept.apply(x, keep)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Kept(torch.autograd.Function):
+    """The same by an AND of the bits, which a CPU does five times as fast as a selection with a broadcast condition."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Tensor) -> Tensor:
+        ctx.keep = keep
+        bits = _BITS[x.element_size()]
+        return (x.view(bits) & -keep.to(bits)).view(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return kept(grad, ctx.keep), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return kept(tangent, ctx.keep)

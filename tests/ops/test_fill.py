@@ -1,0 +1,55 @@
+"""Zeros in place of what must not be read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from regard.ops import fill
+from regard.ops.fill import kept
+
+
+@pytest.fixture(params=["selection", "bits"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(fill, "LARGE_ELEMENTS", 1 if request.param == "bits" else 1 << 60)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, -0.0, 7.0])
+def test_only_what_is_kept_remains_whatever_the_rest_holds(way: str, dtype: torch.dtype, junk: float) -> None:
+    keep = torch.rand(3, 5, 1) < 0.5
+    x = torch.randn(3, 5, 7).to(dtype).masked_fill(~keep, junk)
+    found = kept(x, keep)
+    expected = torch.zeros_like(x)
+    expected[keep.squeeze(-1)] = x[keep.squeeze(-1)]
+    assert torch.equal(found, expected)
+    assert not found.signbit().logical_and(~keep).any()
+
+
+def test_layouts_and_broadcasting(way: str) -> None:
+    x, keep = torch.randn(7, 5, 3), torch.rand(5, 1) < 0.5
+    for y in (x, x.mT.contiguous().mT, x[:, ::1].flip(0), x[:1].expand(7, 5, 3)):
+        assert torch.equal(kept(y, keep), y * keep)
+    assert kept(x[:0], keep).shape == (0, 5, 3)
+
+
+def test_gradients_of_every_order(way: str) -> None:
+    keep = torch.rand(3, 5, 1) < 0.5
+    x = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: kept(x, keep), x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda x: kept(x, keep).square(), x)
+
+
+def test_a_bad_gradient_stops_at_what_was_dropped(way: str) -> None:
+    keep = torch.tensor([[True], [False]])
+    x = torch.randn(2, 3, requires_grad=True)
+    (found,) = torch.autograd.grad(kept(x, keep), x, torch.tensor([[1.0] * 3, [math.nan] * 3]))
+    assert torch.equal(found, torch.tensor([[1.0] * 3, [0.0] * 3]))
+
+
+def test_function_transforms(way: str) -> None:
+    keep, x = torch.rand(5, 1) < 0.5, torch.randn(3, 5, 2)
+    assert torch.equal(torch.func.vmap(lambda x: kept(x, keep))(x), x * keep)
