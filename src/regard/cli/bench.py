@@ -16,6 +16,7 @@ def bench(
     results: Annotated[Path, typer.Option(help="Folder of the stored results, one file a benchmark.")] = Path(
         "benchmarks/results"
     ),
+    seconds: Annotated[float | None, typer.Option(help="Time to train a model, for benchmarks that train.")] = None,
     dry: Annotated[bool, typer.Option("--dry", help="Print, do not store.")] = False,
 ) -> None:
     """Run benchmarks, print their tables, and append every figure to a stored file."""
@@ -28,6 +29,6 @@ def bench(
     command = " ".join(["regard", *sys.argv[1:]])
     for question in names:
         try:
-            run(question, None if dry else results, command, typer.echo)
+            run(question, None if dry else results, command, typer.echo, seconds)
         except ValueError as error:
             refuse(error)
