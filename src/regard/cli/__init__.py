@@ -5,15 +5,19 @@ Nothing here or in a verb imports torch before the verb runs, so that `regard --
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
 from regard._version import __version__
 from regard.cli.bench import bench
 from regard.cli.list import list_mechanisms
+from regard.cli.run import run
+from regard.cli.runs import list_runs
 from regard.cli.show import show
 
 app = typer.Typer(
@@ -27,6 +31,8 @@ app = typer.Typer(
 )
 app.command("list")(list_mechanisms)
 app.command("show")(show)
+app.command("run")(run)
+app.command("runs")(list_runs)
 app.command("bench")(bench)
 
 
@@ -51,4 +57,16 @@ def main() -> None:
         # Equations and Chinese names are beyond what some systems write to a pipe by default.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
-    app()
+    if sys.stdout is None:
+        sys.exit("regard: stdout is closed: there is nowhere to write")
+    try:
+        app()
+    except OSError as error:
+        _abandon(sys.stdout)
+        sys.exit(f"regard: {error}")
+
+
+def _abandon(stream: TextIO) -> None:
+    """Let what a stream still holds go nowhere, or leaving would fail once more."""
+    with suppress(OSError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())

@@ -1,0 +1,97 @@
+"""`regard run`: train, evaluate and show a task model with any attention."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli._output import refuse
+
+
+def run(  # noqa: PLR0913 - one argument an option
+    recipe: Annotated[str | None, typer.Argument(help="A recipe, such as dates.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="A mechanism; a score or an alignment means Attention with it.")
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, as often as needed.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings from a YAML or JSON file.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the real data.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
+    precision: Annotated[str, typer.Option(help="As Lightning names it: 32-true, bf16-mixed, …")] = "32-true",
+    devices: Annotated[int, typer.Option(help="Processes.")] = 1,
+    strategy: Annotated[str, typer.Option(help="auto, ddp or fsdp.")] = "auto",
+    resume: Annotated[Path | None, typer.Option(help="A run folder to go on with.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("out/runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Train, evaluate and keep everything of it in a run folder."""
+    from regard.recipes.recipe import configured
+    from regard.recipes.runs import Run
+
+    try:
+        if resume is not None:
+            folder = Run.at(resume)
+            task = folder.recipe()
+            if recipe is not None and recipe != task.name:
+                raise ValueError(f"resume: got a run of {task.name!r}, expected one of {recipe!r}.")
+        else:
+            if recipe is None:
+                raise ValueError("recipe: got none, expected a name, such as dates; or --resume RUN.")
+            chosen = _settings(config, settings or [])
+            for key, value in (("attention", attention), ("data", data and str(data)), ("seed", seed)):
+                if value is not None:
+                    chosen[key] = value
+            task = configured(recipe, chosen)
+            task.build()  # a wrong attention is refused before a folder is made
+            folder = Run.begin(task, out)
+        metrics = _trained(task, folder, precision, devices, strategy, not as_json)
+    except (ValueError, TypeError, ImportError, FloatingPointError, OSError) as error:
+        refuse(error)
+    if as_json:
+        typer.echo(json.dumps({"run": str(folder.folder), **task.as_dict(), "metrics": metrics}, ensure_ascii=False))
+        return
+    typer.echo("  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, float)))
+    typer.echo(f"everything is in {folder.folder}")
+
+
+def _trained(task: Any, folder: Any, precision: str, devices: int, strategy: str, progress: bool) -> dict[str, Any]:
+    from regard.recipes.engine import finish, train
+
+    found: dict[str, Any] | None = folder.metrics()
+    if found is not None:
+        return found
+    begin = time.perf_counter()
+    train(task, folder, devices=devices, strategy=strategy, precision=precision, progress=progress)
+    metrics = finish(task, folder)
+    if progress:
+        typer.echo(f"trained and judged in {time.perf_counter() - begin:.0f} s")
+    return dict(metrics)
+
+
+def _settings(config: Path | None, settings: list[str]) -> dict[str, Any]:
+    """From a file, then from the command line."""
+    chosen: dict[str, Any] = {}
+    if config is not None:
+        chosen |= _from_file(config)
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--set: got {setting!r}, expected key=value.")
+        chosen[key] = value
+    return chosen
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"config: got {path}: {error}, expected a YAML or JSON file.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"config: got {path}, which holds {type(found).__name__}, expected settings by name.")
+    return found

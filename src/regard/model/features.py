@@ -1,0 +1,80 @@
+"""Feature models: what the tokens of an input are before anybody looks at them."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard._errors import refusal
+from regard.general.scores.base import width
+from regard.ops.fill import kept
+
+
+class Embedding(nn.Module):
+    """Vectors of token numbers, random or given.
+
+    Args:
+        count: number of tokens.
+        dim: width; that of `vectors` where they are given.
+        vectors: (count, dim), pretrained.
+        freeze: leave them as they are.
+        dropout: share of the numbers that are dropped while training.
+
+    Example:
+        >>> Embedding(20, 8)(torch.tensor([[3, 5, 0]])).shape
+        torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        count: int,
+        dim: int | None = None,
+        vectors: Float[Tensor, "v d"] | None = None,
+        freeze: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if vectors is None:
+            if dim is None:
+                raise ValueError(refusal("dim", None, "a width, or vectors"))
+            self.table = nn.Embedding(width("count", count), width("dim", dim))
+        else:
+            if vectors.dim() != 2 or len(vectors) != count or dim not in (None, vectors.shape[1]):
+                expected = f"({count}, {'d' if dim is None else dim})"
+                raise ValueError(refusal("vectors", f"shape {tuple(vectors.shape)}", expected))
+            self.table = nn.Embedding.from_pretrained(vectors.clone(), freeze=freeze)
+        self.out_dim = self.table.embedding_dim
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Int[Tensor, "*b n"], mask: Bool[Tensor, "*b n"] | None = None) -> Float[Tensor, "*b n d"]:
+        """Vectors (..., N, d); zero where the mask is False."""
+        if tokens.dtype.is_floating_point:
+            raise TypeError(refusal("tokens", f"a tensor of {tokens.dtype}", "whole numbers"))
+        vectors: Tensor = self.dropout(self.table(tokens))
+        return vectors if mask is None else kept(vectors, mask.unsqueeze(-1))
+
+
+class Chain(nn.Module):
+    """Feature models one after the other, each with the mask.
+
+    Args:
+        *parts: modules that take features and a mask.
+
+    Example:
+        >>> import regard as rg
+        >>> chain = Chain(Embedding(20, 8), rg.RecurrentEncoder(8, 5))
+        >>> chain(torch.tensor([[3, 5, 0]])).shape
+        torch.Size([1, 3, 10])
+    """
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        if not parts:
+            raise ValueError(refusal("parts", "none", "at least one feature model"))
+        self.parts = nn.ModuleList(parts)
+        self.out_dim = getattr(parts[-1], "out_dim", None)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for part in self.parts:
+            x = part(x, mask)
+        return x

@@ -1,0 +1,88 @@
+"""Which input of a task goes to which argument of a module: by name.
+
+A module asks for its inputs by the names of its `forward`: `rotate(target, left, right, masks)` gets the inputs called target,
+left and right. Where a task has one input, it also goes by the names that modules have for a single one (`MAIN`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard._errors import refusal
+from regard.general.masks import Keys
+
+# What modules call their only input.
+MAIN = ("features", "tokens", "key", "document", "nodes", "x")
+
+
+class On(nn.Module):
+    """A module that finds some of its inputs under other names.
+
+    Args:
+        module: what is called.
+        **names: argument of its forward = name of the input.
+
+    Example:
+        >>> import regard as rg
+        >>> ask = On(rg.PooledQuery(), features="question")
+    """
+
+    def __init__(self, module: nn.Module, **names: str) -> None:
+        super().__init__()
+        self.module, self.names = module, dict(names)
+        unknown = set(names) - set(inspect.signature(module.forward).parameters)
+        if unknown:
+            known = ", ".join(inspect.signature(module.forward).parameters)
+            raise TypeError(refusal("names", ", ".join(sorted(unknown)), f"arguments of its forward: {known}"))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Available:
+    """What modules may ask for: features with masks, and values without."""
+
+    inputs: Mapping[str, Tensor]
+    masks: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+    def arguments(self, module: nn.Module, role: str) -> dict[str, Any]:
+        """The arguments of a call; an argument that has no default and is not at hand is an error."""
+        names = module.names if isinstance(module, On) else {}
+        inner = module.module if isinstance(module, On) else module
+        found: dict[str, Any] = {}
+        given: list[str] = []
+        parameters = inspect.signature(inner.forward).parameters
+        for name, parameter in parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("mask", "masks"):
+                continue
+            source = names.get(name, name)
+            if source not in self.inputs and source not in self.values and name in MAIN and not given:
+                source = self._only(source)
+            if source in self.inputs:
+                found[name] = self.inputs[source]
+                given.append(source)
+            elif source in self.values:
+                found[name] = self.values[source]
+            elif parameter.default is parameter.empty:
+                at_hand = ", ".join([*self.inputs, *self.values])
+                fix = f"Fix: name the input so, or wrap the module: On(module, {name}='…')."
+                raise ValueError(refusal(role, f"a module that asks for {name!r}", f"one of {at_hand}", fix))
+        if "mask" in parameters and given:
+            mask = self.masks.get(given[0])
+            # Where pairs may be forbidden, a mask of keys is said to be one.
+            pairs = mask is not None and "Mask" in str(parameters["mask"].annotation)
+            found["mask"] = Keys(mask) if pairs and mask is not None else mask
+        if "masks" in parameters:
+            found["masks"] = tuple(self.masks.get(source) for source in given)
+        return found
+
+    def _only(self, name: str) -> str:
+        """The only input, under whatever name."""
+        return next(iter(self.inputs)) if len(self.inputs) == 1 else name

@@ -1,0 +1,103 @@
+"""The task model: features, a query, an attention, an output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard._errors import refusal
+from regard.model.batch import Batch
+from regard.model.naming import Available
+from regard.model.outputs import Output
+
+
+class TaskModel(nn.Module):
+    r"""The survey's task model (Brauwers & Frasincar 2023, https://arxiv.org/abs/2203.14263): four parts, each replaceable.
+
+    $$F = \mathrm{features}(X), \qquad q = \mathrm{query}(F, \dots), \qquad c = \mathrm{attention}(q, F), \qquad
+      \hat y = \mathrm{output}(c)$$
+
+    A module gets what it asks for: its arguments are the inputs, features and variables of those names (`On` gives them other names).
+    An output model that works step by step (a decoder) owns the loop: it is given a function that asks and reads, and calls it with its
+    state.
+
+    Args:
+        features: a module that takes an input and its mask and gives (..., N, d), for all inputs; or one for each input, by name.
+        query: a module of the query family; None where the attention needs no query.
+        attention: any mechanism; its weights are at `attention` under a trace.
+        output: an `Output`, such as `Classifier`.
+
+    Example:
+        >>> import torch, regard as rg
+        >>> from regard.model import Batch, Classifier, Embedding
+        >>> read = rg.Attention("additive", query_dim=4, key_dim=8, hidden_dim=8)
+        >>> model = TaskModel(Embedding(20, 8), rg.LearnableQuery(4), read, Classifier(8, 3))
+        >>> model(Batch({"tokens": torch.randint(20, (2, 7))})).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        features: nn.Module | Mapping[str, nn.Module],
+        query: nn.Module | None,
+        attention: nn.Module,
+        output: Output,
+    ) -> None:
+        super().__init__()
+        for name, part in (("attention", attention), ("output", output), ("query", query)):
+            if not isinstance(part, nn.Module) and not (part is None and name == "query"):
+                raise TypeError(refusal(name, type(part).__name__, "a module"))
+        if not isinstance(output, Output):
+            raise TypeError(refusal("output", type(output).__name__, "an Output, such as Classifier"))
+        self.features = features if isinstance(features, nn.Module) else nn.ModuleDict(features)
+        self.by_name = not isinstance(features, nn.Module)
+        self.query, self.attention, self.output = query, attention, output
+
+    def forward(self, batch: Batch) -> Tensor:
+        """What the output model predicts, such as logits."""
+        found = self.encode(batch)
+        if self.output.stepwise:
+            result: Tensor = self.output(self.reader(found), found, batch)
+            return result
+        query = None if self.query is None else self.query(**found.arguments(self.query, "query"))
+        context = self.read(found, query)
+        result = self.output(context, found)
+        return result
+
+    def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
+        """Of a prediction beside the target."""
+        return self.output.loss(prediction, batch)
+
+    def encode(self, batch: Batch) -> Available:
+        """The features of every input."""
+        features: dict[str, Tensor] = {}
+        for name, x in batch.inputs.items():
+            if self.by_name and name not in self.features:  # type: ignore[operator]
+                features[name] = x
+                continue
+            module = self.features[name] if self.by_name else self.features  # type: ignore[index]
+            features[name] = module(x, batch.masks.get(name))
+        return Available(features, batch.masks, batch.variables)
+
+    def read(self, found: Available, query: Tensor | None, **more: Any) -> Tensor:
+        """Call the attention with a query."""
+        values = {**found.values, **more, "query": query}
+        available = Available(found.inputs, found.masks, values)
+        context: Tensor = self.attention(**available.arguments(self.attention, "attention"))
+        return context
+
+    def reader(self, found: Available) -> Any:
+        """A function from a decoder's state, and the position of its first step, to what the attention reads."""
+
+        def read(state: Tensor, start: int = 0) -> Tensor:
+            if self.query is None:
+                asked: Tensor = state
+            else:
+                values = {**found.values, "state": state}
+                available = Available(found.inputs, found.masks, values)
+                asked = self.query(**available.arguments(self.query, "query"))
+            return self.read(found, asked, start=start)
+
+        return read

@@ -1,0 +1,122 @@
+"""Run folders: what is in one, and how it is read back."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard._errors import refusal
+from regard._version import __version__
+from regard.model import TaskModel
+from regard.recipes.files import whole, write_json
+from regard.recipes.recipe import Recipe, configured
+
+CONFIG, VERSIONS, METRICS, CURVE = "config.json", "versions.json", "metrics.json", "curve.jsonl"
+WEIGHTS, STATE, PREDICTIONS, TRACE, HEATMAP = (
+    *("weights.safetensors", "state.ckpt", "predictions.jsonl", "attention.safetensors", "attention.svg"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder.
+
+    Holds the resolved configuration, versions, the curve of the metrics, the best weights, the resumable state, and at the end the
+    metrics of the test examples, the answers, and what the attention looked at in some of them.
+    """
+
+    folder: Path
+
+    @staticmethod
+    def begin(recipe: Recipe, out: Path) -> Run:
+        """A new folder for a recipe, under `out`."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        base = f"{recipe.name}-{recipe.attention}-{stamp}"
+        for k in range(1000):
+            folder = out / (base if k == 0 else f"{base}-{k}")
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            run = Run(folder)
+            write_json(folder / VERSIONS, versions())
+            write_json(folder / CONFIG, recipe.as_dict())
+            return run
+        raise FileExistsError(f"{out} has a thousand runs of this second")
+
+    @staticmethod
+    def at(folder: str | Path) -> Run:
+        """An existing one; anything else is refused."""
+        folder = Path(folder)
+        if not (folder / CONFIG).is_file():
+            raise ValueError(refusal("run", repr(str(folder)), f"a run folder, which has a {CONFIG}"))
+        return Run(folder)
+
+    def recipe(self) -> Recipe:
+        """The recipe as it was configured."""
+        try:
+            config = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
+            return configured(config["recipe"], config)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(refusal("run", f"{self.folder / CONFIG}: {error}", "a configuration")) from error
+
+    def model(self) -> TaskModel:
+        """The model with its best weights."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = self.folder / WEIGHTS
+        if not path.is_file():
+            fix = f"Fix: regard run --resume {self.folder}."
+            raise ValueError(
+                refusal("run", f"{self.folder}, which has no {WEIGHTS}", "a run that was evaluated once", fix)
+            )
+        model = self.recipe().build()
+        try:
+            model.load_state_dict(load_file(path))
+        except (SafetensorError, RuntimeError) as error:
+            raise ValueError(refusal("run", f"{path}: {error}", "the weights of this configuration")) from error
+        return model.eval()
+
+    def save_weights(self, model: TaskModel) -> None:
+        """Weights, whole or not at all."""
+        from safetensors.torch import save_file
+
+        tensors = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
+        whole(self.folder / WEIGHTS, lambda draft: save_file(tensors, draft))
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Metrics of every evaluation so far."""
+        path = self.folder / CURVE
+        if not path.is_file():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def metrics(self) -> dict[str, Any] | None:
+        """Of the test examples; None while the run is not finished."""
+        path = self.folder / METRICS
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def runs(out: Path) -> Iterator[Run]:
+    """All runs under a folder, the oldest first."""
+    for path in sorted(out.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime):
+        yield Run(path.parent)
+
+
+def versions() -> dict[str, str]:
+    """What the figures depend on."""
+    import torch
+
+    return {
+        "regard": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": str(torch.get_num_threads()),
+    }

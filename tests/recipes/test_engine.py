@@ -1,0 +1,143 @@
+"""The engine: a run is what its folder says, and a killed one resumes to the same result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("lightning")
+
+from regard.recipes.engine import finish, train
+from regard.recipes.recipe import configured
+from regard.recipes.runs import CURVE, METRICS, STATE, WEIGHTS, Run, runs
+
+SMALL = {"steps": 12, "every": 4, "train_size": 60, "test_size": 20, "hidden_dim": 16, "embedding_dim": 8, "batch": 8}
+
+
+def small_run(out: Path, **settings: object) -> Run:
+    task = configured("dates", {**SMALL, **settings})
+    run = Run.begin(task, out)
+    train(task, run, progress=False)
+    finish(task, run)
+    return run
+
+
+def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    names = {path.name for path in run.folder.iterdir()}
+    assert names == {
+        *("config.json", "versions.json", "metrics.json", "curve.jsonl", "weights.safetensors", "state.ckpt"),
+        *("predictions.jsonl", "attention.safetensors", "attention.svg"),
+    }
+    assert run.recipe().as_dict() == configured("dates", SMALL).as_dict()
+    assert [row["update"] for row in run.curve()] == [4, 8, 12]
+    assert set(run.metrics() or {}) == {"exact_match", "aer"}
+    assert len((run.folder / "predictions.jsonl").read_text().splitlines()) == 20
+    assert [found.folder for found in runs(tmp_path)] == [run.folder]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path: Path) -> None:
+    first, again, other = small_run(tmp_path), small_run(tmp_path), small_run(tmp_path, seed=1)
+    assert (first.folder / CURVE).read_text() == (again.folder / CURVE).read_text()
+    assert (first.folder / CURVE).read_text() != (other.folder / CURVE).read_text()
+    one, two = (load_file(run.folder / WEIGHTS) for run in (first, again))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "regard", "run", *map(str, arguments)]
+
+
+def test_a_killed_run_resumes_to_the_result_of_an_unbroken_one(tmp_path: Path) -> None:
+    settings = [f"--set={key}={value}" for key, value in {**SMALL, "attention.dropout": 0.2}.items()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole = subprocess.run(
+        command("dates", *settings, "--out", tmp_path / "whole", "--json"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = json.loads(whole.stdout.splitlines()[-1])
+    process = subprocess.Popen(
+        command("dates", *settings, "--out", tmp_path / "broken", "--json"), env=environment, stdout=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob(f"broken/*/{STATE}")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (folder,) = (tmp_path / "broken").iterdir()
+    assert not (folder / METRICS).exists(), "it was killed before its end"
+    resumed = subprocess.run(
+        command("--resume", folder, "--json"), env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(resumed.stdout.splitlines()[-1])["metrics"] == expected["metrics"]
+    unbroken = Path(expected["run"])
+    assert (folder / CURVE).read_text() == (unbroken / CURVE).read_text()
+    one, two = load_file(folder / WEIGHTS), load_file(unbroken / WEIGHTS)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    before = (run.folder / STATE).stat().st_mtime_ns
+    done = subprocess.run(command("--resume", run.folder, "--json"), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["metrics"] == run.metrics()
+    assert (run.folder / STATE).stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("broken", ["truncated", "foreign", "empty"])
+def test_a_broken_state_is_refused_by_name(tmp_path: Path, broken: str) -> None:
+    run = small_run(tmp_path)
+    path = run.folder / STATE
+    content = {"truncated": path.read_bytes()[:1000], "foreign": b"not a state", "empty": b""}[broken]
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"resume: got .*state\.ckpt.*expected a state of this run.*delete"):
+        train(run.recipe(), run, progress=False)
+
+
+def test_a_state_cannot_run_code(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'owned'}",)
+
+    run = small_run(tmp_path / "runs")
+    torch.save({"state_dict": Evil()}, run.folder / STATE)
+    with pytest.raises(ValueError, match="resume"):
+        train(run.recipe(), run, progress=False)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stepz": 3}, r"stepz: got 3, expected a setting of 'dates'.*steps"),
+        ({"steps": "many"}, r"steps: got 'many', expected a value like"),
+        ({"steps": 0}, r"steps: got 0, expected a whole number >= 1"),
+        ({"batch": 2.5}, r"batch: got 2\.5"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configured("dates", settings)
+
+
+def test_unknown_recipes_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"recipe: got 'date'.*dates"):
+        configured("date", {})
+    with pytest.raises(ValueError, match=r"run: got .*expected a run folder"):
+        Run.at(tmp_path)
+    Run.begin(configured("dates", SMALL), tmp_path)
+    (folder,) = tmp_path.iterdir()
+    with pytest.raises(ValueError, match=r"has no weights\.safetensors"):
+        Run.at(folder).model()
