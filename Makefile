@@ -11,7 +11,7 @@ export MPLBACKEND ?= Agg
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo      run the quick start"
+	@echo "make demo      train, evaluate and show a model that writes dates"
 	@echo "make test      run the tests, but for the slow ones"
 	@echo "make test-all  run all tests"
 	@echo "make lint      ruff, mypy, import directions"
@@ -20,7 +20,7 @@ help:
 	@echo "make clean     remove what was built, but for $(VENV)"
 
 demo: $(VENV)/.installed
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/regard run dates
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 -m "not slow"

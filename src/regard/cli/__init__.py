@@ -16,6 +16,7 @@ import typer
 from regard._version import __version__
 from regard.cli.bench import bench
 from regard.cli.list import list_mechanisms
+from regard.cli.predict import evaluate, predict
 from regard.cli.run import run
 from regard.cli.runs import list_runs
 from regard.cli.show import show
@@ -33,6 +34,8 @@ app.command("list")(list_mechanisms)
 app.command("show")(show)
 app.command("run")(run)
 app.command("runs")(list_runs)
+app.command("evaluate")(evaluate)
+app.command("predict")(predict)
 app.command("bench")(bench)
 
 

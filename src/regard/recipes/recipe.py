@@ -15,6 +15,7 @@ from regard._errors import nearest, refusal
 from regard.model import Batch, Example, TaskModel, collate
 
 RECIPES = {"dates": "regard.recipes.dates"}
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,10 @@ class Recipe:
     def build(self) -> TaskModel:
         """A model with fresh parameters."""
         raise NotImplementedError
+
+    def parse(self, text: str) -> Example:
+        """An input of a user's own, without a target."""
+        raise ValueError(refusal("recipe", repr(self.name), "one that reads text"))
 
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Metrics of a model on examples."""
