@@ -132,6 +132,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"position_dim": 19},
     ],
     "reinforced": [{"context": True}, {"evaluation": "sample"}],
+    "structured": [{"normalize": True}],
+    "budget": [{"k": 2}, {"k": 3, "exact": True}, {"k": 2, "normalize": True}],
     "entmax": [{"alpha": 1.0}, {"alpha": 1.3}, {"alpha": 2.0}, {"alpha": 2.7}, {"alpha": 1.2, "learnable": True}],
 }
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
+from itertools import product as selections
 
 import torch
 from torch import Tensor, nn
@@ -286,6 +287,44 @@ def entmax_alpha_pullback(a: Sequence[float], g: Sequence[float], alpha: float) 
     return sum(x * y for x, y in zip(slope, g, strict=True))
 
 
+def structured(e: Row, allowed: Sequence[bool], T: Tensor) -> Weights:
+    """Marginals of a chain through the allowed keys, by trying every selection."""
+    members = [j for j, ok in enumerate(allowed) if ok]
+
+    def energy(z: Sequence[int]) -> Tensor:
+        pairs = sum((T[a, b] for a, b in pairwise(z)), zero())
+        return sum((e[j] for j, taken in zip(members, z, strict=True) if taken), zero()) + pairs
+
+    return _marginals(len(e), members, list(selections((0, 1), repeat=len(members))), energy)
+
+
+def budget(e: Row, allowed: Sequence[bool], k: int, exact: bool) -> Weights:
+    """Marginals of subsets of at most, or exactly, k of the allowed keys, by trying every one."""
+    members = [j for j, ok in enumerate(allowed) if ok]
+    size = min(k, len(members))
+    sets = [z for z in selections((0, 1), repeat=len(members)) if (sum(z) == size if exact else sum(z) <= k)]
+    return _marginals(
+        len(e), members, sets, lambda z: sum((e[j] for j, t in zip(members, z, strict=True) if t), zero())
+    )
+
+
+def _marginals(
+    n: int, members: list[int], sets: list[tuple[int, ...]], energy: Callable[[Sequence[int]], Tensor]
+) -> Weights:
+    weights = [energy(z).exp() for z in sets]
+    total = sum(weights, zero())
+    found = [zero() for _ in range(n)]
+    for z, w in zip(sets, weights, strict=True):
+        for j, taken in zip(members, z, strict=True):
+            found[j] = found[j] + w / total if taken else found[j]
+    return found
+
+
+def normalized(a: Row) -> Weights:
+    total = sum(a, zero())
+    return [x / total for x in a] if bool(total > 0) else list(a)
+
+
 @dataclass(frozen=True)
 class Facts:
     """What an alignment may look at beside a row of scores and its mask."""
@@ -321,6 +360,16 @@ def _entmax(a: nn.Module, e: Row, allowed: Sequence[bool], x: Facts) -> Weights:
     return soft(e, allowed) if alpha == 1 else [zero() + w for w in entmax(e, allowed, alpha)]
 
 
+def _structured(a: nn.Module, e: Row, allowed: Sequence[bool], x: Facts) -> Weights:
+    found = structured(e, allowed, a.T)
+    return normalized(found) if a.normalize else found
+
+
+def _budget(a: nn.Module, e: Row, allowed: Sequence[bool], x: Facts) -> Weights:
+    found = budget(e, allowed, a.k, a.exact)
+    return normalized(found) if a.normalize else found
+
+
 ALIGNMENTS: dict[str, Callable[[nn.Module, Row, Sequence[bool], Facts], Weights]] = {
     "soft": _soft,
     "hard": _hard,
@@ -329,6 +378,8 @@ ALIGNMENTS: dict[str, Callable[[nn.Module, Row, Sequence[bool], Facts], Weights]
     "reinforced": lambda a, e, allowed, x: reinforced(e, allowed, x.selected or []),
     "entmax": _entmax,
     "sparsemax": lambda a, e, allowed, x: sparsemax(e, allowed),
+    "structured": _structured,
+    "budget": _budget,
 }
 
 # The sum

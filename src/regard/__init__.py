@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from regard._version import __version__ as __version__
@@ -34,8 +35,12 @@ else:
         return globals()[name]
 
     def __dir__():
-        """What `regard.` completes to."""
-        return sorted({*globals(), *import_module("regard._public").__all__})
+        """What `regard.` completes to: public names and subpackages."""
+        found = {
+            module.name for module in iter_modules(import_module("regard").__path__) if not module.name.startswith("_")
+        }
+        dunders = {name for name in globals() if name.startswith("__")}
+        return sorted({*found, *dunders, *import_module("regard._public").__all__})
 
 
 logging.getLogger("regard").addHandler(logging.NullHandler())

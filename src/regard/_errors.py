@@ -17,18 +17,21 @@ def refusal(argument: str, got: object, expected: str, fix: str = "") -> str:
     return f"{message} {fix}" if fix else message
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known names are closest to an unknown one.
+def nearest(name: str, known: Iterable[str], *, listed: bool = False) -> str:
+    """Say which known names are closest to an unknown one, or else all of them, unless the message has `listed` them.
 
     Example:
         >>> nearest("aditive", ["additive", "dot"])
         "Did you mean 'additive'?"
+        >>> nearest("flash", ["dense", "fused"])
+        'Known: dense, fused.'
     """
     names = sorted(known)
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"Did you mean {' or '.join(repr(c) for c in close)}?"
-    return f"Known: {', '.join(names)}."
+    # The path of a model itself is empty, and must still be seen.
+    return "" if listed else f"Known: {', '.join(name or repr(name) for name in names)}."
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> str:

@@ -35,6 +35,7 @@ class Entry:
     avoid: str
     cls: type
     preset: Mapping[str, Any] = field(default_factory=dict)  # constructor arguments that make this entry of its class
+    example: str = ""  # a doctest, where that of the class shows another of its entries
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as `regard list --json` prints it."""
@@ -115,15 +116,34 @@ def find(name: str, category: str | None = None, argument: str = "name") -> Entr
     known = {entry.name: entry for entry in entries(category)}
     if not isinstance(name, str):
         raise TypeError(refusal(argument, type(name).__name__, "a name"))
-    by_name = known.get(canonical(name))
-    if by_name is not None:
-        return by_name
-    for entry in known.values():
-        if entry.zh == name.strip() or canonical(entry.cls.__name__) == canonical(name):
-            return entry
+    found = _called(name, known)
+    if found is not None:
+        return found
     where = f"a mechanism of {category}" if category else "a mechanism of the catalog"
     names = known if name.isascii() else {entry.zh for entry in known.values()}
-    raise ValueError(refusal(argument, repr(name), where, nearest(canonical(name), names)))
+    elsewhere = _called(name, {entry.name: entry for entry in entries()})
+    fix = nearest(canonical(name), names) if elsewhere is None else _way_to(elsewhere)
+    raise ValueError(refusal(argument, repr(name), where, fix))
+
+
+def _called(name: str, known: Mapping[str, Entry]) -> Entry | None:
+    """The entry that somebody means by a name: its own, in either language, or that of its class."""
+    wanted = canonical(name)
+    if wanted in known:
+        return known[wanted]
+    meant = (e for e in known.values() if e.zh == name.strip() or canonical(e.cls.__name__) == wanted)
+    return next(meant, None)
+
+
+_TAKEN_AS = {"general/scoring": "score", "general/alignment": "align"}
+
+
+def _way_to(entry: Entry) -> str:
+    """How to use an entry that was asked for in the wrong place."""
+    argument = _TAKEN_AS.get(entry.path)
+    if argument is None:
+        return f"Fix: {entry.name!r} is a mechanism of its own: use regard.{entry.cls.__name__}."
+    return f"Fix: {entry.name!r} is a mechanism of {entry.path}: pass it as {argument}={entry.name!r}."
 
 
 def arguments(entry: Entry) -> dict[str, inspect.Parameter]:
@@ -143,4 +163,8 @@ def build(name: str, category: str, argument: str, options: Mapping[str, Any]) -
         raise TypeError(
             refusal(argument, repr(name), f"also {needs}", f"Fix: pass {needs} beside {argument}={name!r}.")
         )
+    for key in used & set(entry.preset):
+        if options[key] != entry.preset[key]:
+            fix = f"Fix: leave {key} out, or choose another {argument}."
+            raise ValueError(refusal(key, repr(options[key]), f"{entry.preset[key]!r}, which is what {name!r} is", fix))
     return entry.cls(**{**{key: options[key] for key in used}, **entry.preset}), used

@@ -101,3 +101,17 @@ def test_a_reader_that_leaves_early_is_no_error_to_look_at():
     command = f"{SCRIPT} list --json | head -c 10"
     result = subprocess.run(["bash", "-c", command], capture_output=True, encoding="utf-8")
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", ["list", "list --json", "show additive", "--help"])
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")],
+    ids=["closed", "full"],
+)
+def test_nowhere_to_write_is_said_in_one_line(arguments, target, reason):
+    result = subprocess.run(["bash", "-c", f"{SCRIPT} {arguments} {target}"], capture_output=True, encoding="utf-8")
+    assert result.returncode == 1
+    assert result.stderr.startswith("regard: ")
+    assert reason in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from regard import catalog
 from regard.cli import app
+from regard.cli._example import program
 
 
 def invoke(*arguments):
@@ -22,7 +23,8 @@ def test_everything_in_the_catalog_can_be_shown(name):
     for fact in (entry.name, entry.zh, entry.path, entry.equation, entry.paper, entry.time, entry.choose, entry.avoid):
         assert fact in text
     assert f"regard.{entry.cls.__name__}(" in text
-    assert ">>> " in text
+    # Every program is run in tests/docs/test_pages.py, from the page of its mechanism.
+    assert text.endswith(f"\n\n{program(entry)}\n")
 
 
 @pytest.mark.parametrize("spelling", ["scaled-dot", "ScaledDot", "scaled dot", "SCALED_DOT", "缩放点积评分"])
@@ -38,3 +40,18 @@ def test_the_constructor_shows_what_makes_this_entry_of_its_class():
     assert "position='predictive'" in invoke("local-predictive")
     assert "position='monotonic'" in invoke("local-monotonic")
     assert "regard.Additive(query_dim, key_dim, hidden_dim, activation='tanh'" in invoke("additive")
+    assert "impl='auto', **options)" in invoke("attention")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("local-predictive", '"local-predictive"'), ("multi-dimensional", "features=")]
+)
+def test_the_example_is_of_this_entry_and_runs_as_it_stands(name, shown):
+    text = invoke(name).partition("\n\n")[2]
+    assert shown in text
+    exec(text, {})
+
+
+def test_labels_and_place_are_translated():
+    text = invoke("rotatory", "--lang", "zh")
+    assert text.startswith("名称\t旋转注意力 · rotatory\n类别\t特征/数量\n")

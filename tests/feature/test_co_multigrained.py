@@ -53,3 +53,10 @@ def test_paths():
 
 def test_finds_the_matching_pair():
     assert_finds_the_pair(lambda task: rg.MultiGrainedCoAttention(task.dim), at="attention.fine")
+
+
+@pytest.mark.parametrize("part", ["coarse", "fine"])
+def test_parts_are_co_attentions(part):
+    for wrong in ("alternating", rg.Attention("dot")):
+        with pytest.raises(TypeError, match=f"{part}: got {type(wrong).__name__}, expected a co-attention"):
+            rg.MultiGrainedCoAttention(3, **{part: wrong})

@@ -43,3 +43,13 @@ def test_gradients():
 def test_the_kind_is_checked():
     with pytest.raises(ValueError, match="kind: got 'rnn'"):
         rg.RecurrentEncoder(3, kind="rnn")
+
+
+def test_tokens_are_checked():
+    encode = rg.RecurrentEncoder(3)
+    with pytest.raises(ValueError, match="tokens: got width 4, expected 3"):
+        encode(torch.randn(2, 5, 4))
+    with pytest.raises(TypeError, match=r"tokens: got a tensor of torch\.float64, expected the module's dtype"):
+        encode(torch.randn(2, 5, 3).double())
+    with torch.autocast("cpu"):
+        assert encode(torch.randn(2, 5, 3)).shape == (2, 5, 4)

@@ -120,6 +120,23 @@ def test_leaf_weights_are_the_weights_of_the_leaves(options):
     assert_same((weights * torch.where(mask[..., None], x, 0.0)).sum((1, 2)), out)
 
 
+def test_leaf_weights_of_a_part_of_a_model():
+    class Reader(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.reader = rg.HierarchicalAttention(3)
+
+        def forward(self, x):
+            return self.reader(x)
+
+    m, x = Reader(), torch.randn(2, 4, 5, 3)
+    with rg.record(m) as trace:
+        m(x)
+    weights = m.reader.leaf_weights(trace, at="reader")
+    assert weights.shape == (2, 4, 5)
+    assert torch.allclose(weights.sum((1, 2)), torch.ones(2))
+
+
 def test_a_given_query_takes_the_place_of_the_learned_ones():
     m = scrambled(rg.HierarchicalAttention(3, score="additive"))
     x, mask, query = normal(2, 4, 5, 3), holes(2, 4, 5), normal(2, 3, seed=7)
@@ -178,8 +195,37 @@ def test_padding_ragged_documents():
     for b, document in enumerate(documents):
         alone, there = rg.pad_levels([document], depth=2)
         assert_same(m(alone, there)[0], m(features, mask)[b])
-    with pytest.raises(ValueError, match="tensors \\(N, d\\) at the depth of the leaves"):
-        rg.pad_levels(documents, depth=1)
+
+
+def test_padding_documents_some_of_which_are_empty():
+    documents = [[], [normal(3, 2), normal(0, 2)], [normal(1, 2)], []]
+    features, mask = rg.pad_levels(documents, depth=2)
+    assert features.shape == (4, 2, 3, 2)
+    assert mask.sum(-1).tolist() == [[0, 0], [3, 0], [1, 0], [0, 0]]
+    m = scrambled(rg.HierarchicalAttention(2, encoders=[rg.RecurrentEncoder(2, 1), None]))
+    found = m(features, mask)
+    assert not found[[0, 3]].any()
+    assert_same(found[1], m(documents[1][0][None]))
+    deeper, there = rg.pad_levels([documents, []], depth=3)
+    assert deeper.shape == (2, 4, 2, 3, 2)
+    assert torch.equal(there[0], mask)
+    assert not there[1].any()
+
+
+def test_padding_takes_leaves_of_one_kind():
+    one = normal(3, 2)
+    for nested, depth, pattern in [
+        ([[one]], 1, r"nested: got list, expected tensors \(N, d\) inside 1 lists"),
+        ([[one], one], 2, r"nested: got shape \(2,\), expected tensors \(N, d\) inside 2 lists"),
+        ("ab", 1, r"nested: got str, expected tensors \(N, d\) inside 1 lists"),
+        (None, 1, "nested: got NoneType"),
+        ([[], []], 2, "nested: got lists without a single tensor, expected at least one"),
+        ([one, normal(3, 5)], 1, r"nested: got a tensor of width 5, .* expected all like the first: width 2"),
+        ([one, one.float()], 1, r"nested: got a tensor of width 2, torch\.float32"),
+        ([one], 0, "depth: got 0, expected a whole number >= 1"),
+    ]:
+        with pytest.raises(ValueError, match=pattern):
+            rg.pad_levels(nested, depth)
 
 
 def test_refusals():
@@ -189,6 +235,13 @@ def test_refusals():
         rg.HierarchicalAttention(3, "word")
     with pytest.raises(ValueError, match="each with a name of its own"):
         rg.HierarchicalAttention(3, ("word", "word"))
+    with pytest.raises(ValueError, match="levels: got 2, expected names of levels, or one attention a level"):
+        rg.HierarchicalAttention(3, 2)
+    for name in ("a.b", "", "keys"):
+        with pytest.raises(ValueError, match=f"levels: got '{name}', expected a name that can stand in a path"):
+            rg.HierarchicalAttention(3, (name, "sentence"))
+    with pytest.raises(ValueError, match="features: got width 4, expected 3"):
+        rg.HierarchicalAttention(3)(torch.randn(2, 5, 7, 4))
     with pytest.raises(ValueError, match="encoders: got 1 of them"):
         rg.HierarchicalAttention(3, encoders=[None])
     with pytest.raises(TypeError, match="attentions alone, or names alone"):

@@ -136,6 +136,16 @@ def test_a_source_that_lacks_a_token_weighs_nothing(align):
 def test_refusals():
     with pytest.raises(ValueError, match="dims: got \\(\\)"):
         rg.MetaEmbedding((), 4)
+    with pytest.raises(ValueError, match="dims: got 5, expected the width of each source"):
+        rg.MetaEmbedding(5, 4)
+    with pytest.raises(ValueError, match="source 1: got width 3, expected 5"):
+        rg.MetaEmbedding((2, 5), 4)([torch.randn(2, 3, 2), torch.randn(2, 3, 3)])
+    with pytest.raises(ValueError, match="sources: got one tensor, expected 2"):
+        rg.MetaEmbedding((2, 2), 4)(torch.randn(2, 3, 2))
+    with pytest.raises(TypeError, match="source 0: got str"):
+        rg.MetaEmbedding((2,), 4)(["a"])
+    with pytest.raises(TypeError, match=r"source 0: got a tensor of torch\.int64"):
+        rg.MetaEmbedding((2,), 4)([torch.ones(2, 3, 2, dtype=torch.long)])
     with pytest.raises(ValueError, match="sources: got 2 of them, expected 3"):
         rg.MetaEmbedding(WIDTHS, 4)([torch.randn(2, 3, 2), torch.randn(2, 3, 5)])
     with pytest.raises(ValueError, match="source 1: got shape \\(2, 4, 5\\)"):

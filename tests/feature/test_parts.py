@@ -135,3 +135,31 @@ def test_the_mean_is_over_what_is_real():
     assert masked_mean(x, mask).tolist() == [[3.0], [0.0]]
     assert masked_mean(x, None).tolist() == [[2.0], [0.0]]
     assert masked_mean(x[:, :0], None).tolist() == [[0.0], [0.0]]
+
+
+def test_inputs_are_checked_by_their_own_names():
+    x = torch.randn(2, 3, 5)
+    with pytest.raises(TypeError, match=r"second: got list, expected a floating-point tensor"):
+        masked_inputs({"first": x, "second": [1.0]}, None)
+    with pytest.raises(TypeError, match=r"first: got a tensor of torch\.int64, expected a floating-point tensor"):
+        masked_inputs({"first": x.long()}, None)
+    with pytest.raises(ValueError, match="second: got width 5, expected 4, as the mechanism was made for"):
+        masked_inputs({"first": x, "second": x}, None, (5, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "named", "wrong"),
+    [
+        (lambda: rg.AlternatingCoAttention((5, 3)), ("first", "second"), 1),
+        (lambda: rg.InteractiveCoAttention((5, 3)), ("first", "second"), 0),
+        (lambda: rg.ParallelCoAttention((5, 3)), ("first", "second"), 1),
+        (lambda: rg.MultiGrainedCoAttention((5, 3)), ("first", "second"), 0),
+        (lambda: rg.RotatoryAttention((5, 3)), ("target", "left", "right"), 2),
+    ],
+    ids=["alternating", "interactive", "parallel", "multi-grained", "rotatory"],
+)
+def test_every_mechanism_names_the_input_whose_width_is_wrong(make, named, wrong):
+    widths = [5, 3, 3][: len(named)]
+    expected, widths[wrong] = widths[wrong], 7
+    with pytest.raises(ValueError, match=f"{named[wrong]}: got width 7, expected {expected}"):
+        make()(*(torch.randn(2, 4, d) for d in widths))

@@ -118,3 +118,11 @@ def test_characters_alone_do_not_find_it():
     with rg.intervene(model, "uniform", at="attention.words"):
         fit(model, task, lr=0.03)
         assert accuracy(model, task) < 0.6
+
+
+def test_a_query_may_be_shared():
+    m = scrambled(rg.AttentionViaAttention(2, (5, 3)))
+    words, characters = normal(4, 6, 5), normal(4, 7, 3)
+    one, many = normal(2), normal(1, 11, 2)
+    assert_same(m(one, words, characters), m(one.expand(4, 2), words, characters))
+    assert_same(m(many, words, characters), m(many.expand(4, 11, 2), words, characters))

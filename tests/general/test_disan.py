@@ -173,3 +173,18 @@ def test_blockwise_is_dense(direction: str) -> None:
 def test_an_unknown_direction_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^direction: got 'left', expected one of forward, backward, both\.$"):
         rg.DirectionalSelfAttention(D, direction="left")
+
+
+@pytest.mark.parametrize("block", [rg.DirectionalSelfAttention, rg.ReinforcedSelfAttention])
+def test_refusals(block: type) -> None:
+    encode, x = block(3), torch.randn(2, 5, 3)
+    with pytest.raises(TypeError, match="tokens: got list, expected a floating-point tensor"):
+        encode([1.0])
+    with pytest.raises(ValueError, match="tokens: got width 4, expected 3"):
+        encode(torch.randn(2, 5, 4))
+    with pytest.raises(ValueError, match=r"mask of tokens: got shape \(2, 4\), expected .* \(2, 5\)"):
+        encode(x, torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"mask of tokens: got Padding, expected booleans, .* Fix: what Padding"):
+        encode(x, rg.Padding(torch.tensor([3, 4])))
+    with pytest.raises(ValueError, match="dim: got 0, expected a whole number >= 1"):
+        block(0)

@@ -126,7 +126,41 @@ SHAPES: dict[str, tuple[Act, str]] = {
     ),
     "lengths": (
         attend(mask=rg.Padding(torch.tensor([3, 4, 5]))),
-        message("mask", "Keys of shape (3, 11)", "booleans over the keys, (2, 11)"),
+        message("lengths", "shape (3,)", "the first leading axes of the call, (2,): one length for each sequence"),
+    ),
+    "lengths beyond the keys": (
+        attend(mask=rg.Padding(torch.tensor([12, 4]))),
+        message("lengths", "[12, 4]", "at most as many as there are keys, 11"),
+    ),
+    "keys without an axis": (
+        lambda: rg.Keys(torch.tensor(True)),
+        message("allowed", "a tensor without axes", "booleans over the keys, (..., N)"),
+    ),
+    "mask by a function": (
+        attend(mask=rg.Where(lambda i, j: torch.ones(3, 4, dtype=torch.bool))),
+        message(
+            "mask",
+            "Where(...) that gives shape (3, 4) for 7 queries and 11 keys",
+            "a shape that broadcasts to (2, 7, 11)",
+            "Fix: compute it from i and j",
+        ),
+    ),
+    "mask of a single query": (
+        attend(q(2, 3), KEY, mask=torch.ones(2, 7, 11, dtype=torch.bool)),
+        message("mask", "shape (2, 7, 11)", "a shape that broadcasts to (2, 11)"),
+    ),
+    "bias by a function": (
+        attend(bias=lambda i, j: torch.zeros(3, 4)),
+        message(
+            "bias",
+            "a function that gives shape (3, 4) for 7 queries and 11 keys",
+            "a shape that broadcasts to (2, 7, 11)",
+            "Fix: compute it from i and j",
+        ),
+    ),
+    "no width": (
+        lambda: rg.Attention("dot")(q(2, 7, 0), q(2, 11, 0)),
+        message("key", "shape (2, 11, 0)", "at least one feature, (..., N, d_k)"),
     ),
     "bias": (attend(bias=q(2, 7, 12)), message("bias", "shape (2, 7, 12)", "a shape that broadcasts to (2, 7, 11)")),
     "bias of a single query": (
@@ -198,6 +232,21 @@ TYPES: dict[str, tuple[Act, str]] = {
     ),
     "score": (lambda: rg.Attention(nn.Linear(2, 2)), message("score", "Linear", "a Score or the name of one")),
     "align": (lambda: rg.Attention("dot", 3), message("align", "int", "an Alignment or the name of one")),
+    "class of scores": (
+        lambda: rg.Attention(rg.Dot),
+        message("score", "the class Dot", "a Score or the name of one", "Fix: make one, Dot(…)."),
+    ),
+    "class of alignments": (
+        lambda: rg.Attention("dot", rg.Soft),
+        message("align", "the class Soft", "an Alignment or the name of one", "Fix: make one, Soft(…)."),
+    ),
+    "class of masks": (
+        attend(mask=rg.Causal),
+        message("mask", "the class Causal", "a boolean tensor or a mask object such as Causal()", "Fix: make one"),
+    ),
+    "key_map": (lambda: rg.Attention("dot", key_map="a"), message("key_map", "str", "a module, such as nn.Linear")),
+    "start": (attend(start=1.5), message("start", "1.5", "a position, a whole number")),
+    "start beyond any index": (attend(start=1 << 62), message("start", str(1 << 62), "a position, a whole number")),
     "activation": (lambda: rg.Additive(3, 5, 2, activation=3), message("activation", "int", "a name or a callable")),
     "explained module": (lambda: rg.explain_dispatch(nn.Linear(2, 2)), message("module", "Linear", "an Attention")),
 }
@@ -221,7 +270,30 @@ NAMES: dict[str, tuple[Act, str]] = {
     ),
     "a score that is an alignment": (
         lambda: rg.Attention("soft"),
-        message("score", "'soft'", "a mechanism of general/scoring"),
+        message(
+            "score",
+            "'soft'",
+            "a mechanism of general/scoring",
+            "Fix: 'soft' is a mechanism of general/alignment: pass it as align='soft'.",
+        ),
+    ),
+    "a score that is a mechanism": (
+        lambda: rg.Attention("rotatory"),
+        message(
+            "score",
+            "'rotatory'",
+            "a mechanism of general/scoring",
+            "Fix: 'rotatory' is a mechanism of its own: use regard.RotatoryAttention.",
+        ),
+    ),
+    "an option against its name": (
+        lambda: rg.Attention("dot", "local-monotonic", window=2, position="predictive"),
+        message(
+            "position",
+            "'predictive'",
+            "'monotonic', which is what 'local-monotonic' is",
+            "Fix: leave position out, or choose another align.",
+        ),
     ),
     "align": (
         lambda: rg.Attention("dot", "sparsmax"),
@@ -246,6 +318,10 @@ NAMES: dict[str, tuple[Act, str]] = {
     "impl": (
         lambda: rg.Attention("dot", impl="fusd"),
         message("impl", "'fusd'", "one of auto, dense, blockwise, fused", "Did you mean 'fused'?"),
+    ),
+    "impl like no other": (
+        lambda: rg.Attention("dot", impl="flash"),
+        message("impl", "'flash'", "one of auto, dense, blockwise, fused") + "$",
     ),
     "execution": (
         lambda: rg.execution("densee").__enter__(),
@@ -290,10 +366,19 @@ NUMBERS: dict[str, tuple[Act, str]] = {
         message("query_dim", "None", "a width, since the position is predicted from the query", "Fix: pass query_dim="),
     ),
     "width of a mask": (lambda: rg.Window(-1), message("width", "-1", "a whole number >= 0")),
+    "width that is a flag": (lambda: rg.Window(True), message("width", "True", "a whole number >= 0")),
+    "band": (lambda: rg.Band(None, 1), message("low", "None", "a number")),
+    "band without a number": (lambda: rg.Band(0, math.nan), message("high", "nan", "a number")),
     "width of a mask with a fraction": (lambda: rg.Window(1.5), message("width", "1.5", "a whole number >= 0")),
     "temperature": (lambda: rg.Soft(0.0), message("temperature", "0.0", "a finite number > 0")),
     "infinite temperature": (lambda: rg.Soft(math.inf), message("temperature", "inf", "a finite number > 0")),
     "no temperature": (lambda: rg.Soft(math.nan), message("temperature", "nan", "a finite number > 0")),
+    "temperature that is none": (lambda: rg.Soft("a"), message("temperature", "'a'", "a finite number > 0")),
+    "learned temperature": (
+        lambda: rg.Soft(1e-20, learnable=True),
+        message("temperature", "1e-20", "a number from 1e-13 to 1e13, since it is learned there"),
+    ),
+    "alpha that is none": (lambda: rg.Entmax("a"), message("alpha", "'a'", "a finite number >= 1")),
     "temperature of a choice": (lambda: rg.Hard("gumbel", -1.0), message("temperature", "-1.0", "a finite number > 0")),
     "temperature without a use": (
         lambda: rg.Hard("reinforce", 0.5),
@@ -314,6 +399,10 @@ NUMBERS: dict[str, tuple[Act, str]] = {
     "dim": (lambda: rg.TokenToToken(0), message("dim", "0", "a whole number >= 1")),
     "heads": (lambda: rg.General(3, 5, heads=(2, 0)), message("heads", "(2, 0)", "numbers >= 1")),
     "dropout": (lambda: rg.Attention("dot", dropout=1.5), message("dropout", "1.5", "a probability, from 0 to 1")),
+    "dropout that is none": (
+        lambda: rg.Attention("dot", dropout="a"),
+        message("dropout", "'a'", "a probability, from 0 to 1"),
+    ),
     "panel": (
         lambda: rg.execution("blockwise", panel=0).__enter__(),
         message("panel", "0", "a number of rows >= 1"),
@@ -379,7 +468,7 @@ OPTIONS: dict[str, tuple[Act, str]] = {
     ),
     "beside ready-made parts": (
         lambda: rg.Attention(rg.Dot(), rg.Soft(), query_dim=3),
-        message("query_dim", "3", "an argument of an Attention of ready-made parts"),
+        message("query_dim", "3", "an argument of an Attention of ready-made parts", "Fix: give it to the part itself"),
     ),
 }
 

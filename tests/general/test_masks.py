@@ -47,7 +47,7 @@ def simple(draw: Any, s: Sizes) -> Mask | Tensor:
     if kind == "padding":
         lead = s.lead[: draw(st.integers(0, len(s.lead)))]
         count = math.prod(lead)
-        lengths = draw(st.lists(st.integers(0, s.n + 2), min_size=count, max_size=count))
+        lengths = draw(st.lists(st.integers(0, s.n), min_size=count, max_size=count))
         return rg.Padding(torch.tensor(lengths, dtype=torch.long).view(lead))
     if kind == "causal":
         return rg.Causal()
@@ -210,3 +210,20 @@ def test_masks_say_what_they_are() -> None:
     assert repr(rg.Window(2) | rg.Directional("backward")) == "(Window(2) | Directional('backward'))"
     assert repr(rg.Keys(torch.ones(2, 7, dtype=torch.bool))) == "Keys(2, 7)"
     assert repr(torch.ones(3, 5, dtype=torch.bool) & rg.Band(-1, 2)) == "Pairs(3, 5) & Band(low=-1, high=2)"
+
+
+def test_a_distance_beyond_every_index_is_no_limit() -> None:
+    s = Sizes((), 3, 5)
+    for mask in (rg.Window(10**30), rg.Band(-(10**30), 1e300)):
+        bound = mask.bind(s)
+        assert bound.tile(range(3), range(5), CPU).all()
+        assert bound.keys(CPU).all()
+        assert bound.rows(CPU).all()
+    assert not rg.Band(10**30, math.inf).bind(s).tile(range(3), range(5), CPU).any()
+    assert repr(rg.Window(10**30)) == f"Window({10**30})"
+
+
+def test_a_function_is_asked_for_leading_axes_too() -> None:
+    table = torch.rand(2, 3, 5) > 0.5
+    mask = rg.Where(lambda i, j: table[:, i, j])
+    assert torch.equal(mask.bind(Sizes((2,), 3, 5)).tile(range(1, 3), range(4), CPU), table[:, 1:, :4])

@@ -181,3 +181,12 @@ def test_scores_of_half_precision_inputs_are_float32(entry: Entry, multi: bool, 
     score = make(entry, multi).to(dtype)
     query, key = (x.to(dtype) for x in pair(score))
     assert score(query, key).dtype == torch.float32
+
+
+def test_a_score_by_itself_names_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="key: got width 4, expected key_dim=5"):
+        rg.General(3, 5)(torch.randn(2, 7, 3), torch.randn(2, 11, 4))
+    with pytest.raises(ValueError, match="query: got width 3, expected the width of the key, 5"):
+        rg.Dot()(torch.randn(2, 7, 3), torch.randn(2, 11, 5))
+    with pytest.raises(ValueError, match="query: got None, expected a tensor: Dot compares queries with keys"):
+        rg.Dot()(None, torch.randn(2, 11, 5))

@@ -189,6 +189,12 @@ def test_topk_of_more_than_there_are_is_filled_with_nothing_at_no_key():
     assert (keys[..., N:] == -1).all()
 
 
+def test_topk_counts_keys():
+    for k in (0, True, 1.5):
+        with pytest.raises(ValueError, match=f"k: got {k}, expected a whole number >= 1"):
+            recorded("single")[0].topk(k)
+
+
 def test_topk_without_a_number_is_the_five_largest():
     assert recorded("single")[0].topk()[0].shape == (B, NQ, 5)
 

@@ -155,6 +155,29 @@ def test_erased_keys_are_gone_for_alignments_that_prepare(align):
     assert not trace.weights[..., [0, N - 1]].any()
 
 
+def test_erased_indices_are_erased_everywhere_whatever_their_axes():
+    attend, tensors, _ = setting("single")
+    found = []
+    for keys in ([1, 4, 6], torch.tensor([1, 4, 6]), torch.tensor([[1], [4], [6]])):
+        with rg.intervene(attend, "erased", keys=keys), rg.record(attend) as trace:
+            attend(*tensors)
+        found.append(trace.weights)
+        assert not trace.weights[..., [1, 4, 6]].any()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    one_each = torch.nn.functional.one_hot(torch.tensor([1, 4, 6]), N).bool()
+    with rg.intervene(attend, "erased", keys=one_each), rg.record(attend) as trace:
+        attend(*tensors)
+    assert torch.equal(trace.weights == 0, one_each[:, None].expand(B, NQ, N))
+
+
+def test_uniform_reaches_beyond_a_window():
+    attend, tensors, _ = setting("single", rg.Local(1))
+    with rg.intervene(attend, "uniform"), rg.record(attend) as trace:
+        attend(*tensors)
+    assert_same(trace.weights, torch.full((B, NQ, N), 1 / N, dtype=torch.float64))
+
+
 def test_erased_keys_may_differ_within_the_batch_and_need_no_mask():
     attend, tensors, _ = setting("single")
     gone = torch.rand(B, N, generator=torch.Generator().manual_seed(3)) < 0.4
@@ -352,12 +375,29 @@ def test_refusals():
         rg.intervene(m, "erased").__enter__()
     with pytest.raises(TypeError, match=r"how: got int, expected a name, weights, an alignment, or a function"):
         rg.intervene(m, 3).__enter__()
-    with pytest.raises(TypeError, match=r"weights: got Tensor, expected a floating-point tensor"):
+    with pytest.raises(TypeError, match=r"weights: got a tensor of torch\.bool, expected a floating-point tensor"):
         rg.intervene(m, torch.ones(2, 3, dtype=torch.bool)).__enter__()
-    with pytest.raises(
-        ValueError, match=rf"how: got weights of shape \(2, 2\), expected a shape that fits \({B}, {NQ}, {N}\)"
-    ):
+    expected = rf"expected a shape that broadcasts to \({B}, {NQ}, {N}\): \(…, queries, keys\)"
+    with pytest.raises(ValueError, match=rf"how: got weights of shape \(2, 2\), {expected}"):
         with rg.intervene(attend, torch.ones(2, 2)):
+            attend(*tensors)
+    one, inputs, _ = setting("one query")
+    with pytest.raises(ValueError, match=rf"expected a shape that broadcasts to \({B}, {N}\): \(…, keys\)"):
+        with rg.intervene(one, torch.ones(2, 2)):
+            one(*inputs)
+    with pytest.raises(TypeError, match=r"how: got the class Hard, expected an alignment. Fix: make one, Hard\(…\)"):
+        rg.intervene(m, rg.Hard).__enter__()
+    with pytest.raises(TypeError, match="at: got int, expected a path, or several"):
+        rg.intervene(m, "uniform", at=3).__enter__()
+    with pytest.raises(ValueError, match=r"at: got 'qqqq', expected a path of the model. Known: '', "):
+        rg.intervene(attend, "uniform", at="qqqq").__enter__()
+    for keys in ("a", slice(2)):
+        with pytest.raises(TypeError, match=r"keys: got .*, expected indices, or booleans"):
+            rg.erase(keys)
+    with pytest.raises(TypeError, match=r"keys: got a tensor of torch\.float32, expected indices"):
+        rg.erase(torch.tensor([0.5]))
+    with pytest.raises(ValueError, match=rf"keys: got booleans of shape \(2,\), expected .* \({B}, {N}\)"):
+        with rg.intervene(attend, "erased", keys=torch.ones(2, dtype=torch.bool)):
             attend(*tensors)
     with pytest.raises(IndexError, match=rf"keys: got \[{N}\], expected indices of {N} keys"):
         with rg.intervene(attend, "erased", keys=N):

@@ -6,21 +6,12 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import regard as rg
+from regard.observe.record import paths_of
 from tests.cases import assert_same
 from tests.observe.models import DIM, PATHS, batch, model
-
-
-class Wrapper(nn.Module):
-    """What data parallelism does to a model."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args):
-        return self.module(*args)
 
 
 def test_paths_are_those_of_named_modules():
@@ -87,7 +78,7 @@ def test_wrappers_leave_no_trace_in_paths(depth):
     m = model()
     wrapped = m
     for _ in range(depth):
-        wrapped = Wrapper(wrapped)
+        wrapped = AveragedModel(wrapped)
     with rg.record(wrapped) as trace:
         wrapped(batch())
     assert list(trace) == PATHS
@@ -95,10 +86,31 @@ def test_wrappers_leave_no_trace_in_paths(depth):
 
 def test_wrappers_inside_leave_no_trace_either():
     m = model()
-    m.encoder[1] = Wrapper(m.encoder[1])
+    m.encoder[1] = AveragedModel(m.encoder[1])
     with rg.record(m) as trace:
         m(batch())
     assert list(trace) == PATHS
+
+
+def test_data_parallelism_leaves_no_trace_in_paths():
+    m = model()
+    assert list(paths_of(nn.DataParallel(m)).values()) == ["", *paths_of(m).values()]
+
+
+def test_an_only_child_called_module_keeps_its_name():
+    class Block(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args):
+            return self.module(*args)
+
+    x = batch().float()
+    m = Block(Block(rg.Attention("dot")))
+    with rg.intervene(m, "uniform", at="module.module"), rg.record(m) as trace:
+        m(x, x)
+    assert list(trace) == ["module.module"]
 
 
 def test_a_child_called_module_keeps_its_name():

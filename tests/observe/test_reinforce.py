@@ -178,6 +178,22 @@ def test_refusals():
         ValueError, match=r"reward: got shape \(3,\), expected axes that are the first ones of the calls"
     ):
         rg.reinforce(trace, torch.zeros(3))
+    with pytest.raises(TypeError, match="reward: got None, expected numbers, one for each sequence"):
+        rg.reinforce(trace, None)
+    with pytest.raises(TypeError, match="baseline: got type, expected a tensor, a number or a MovingBaseline"):
+        rg.reinforce(trace, torch.zeros(B), rg.MovingBaseline)
+    with pytest.raises(TypeError, match="entropy: got 'a', expected a number"):
+        rg.reinforce(trace, torch.zeros(B), entropy="a")
+    with pytest.raises(TypeError, match="trace: got Attention, expected what was recorded"):
+        rg.reinforce(rg.Attention("dot"), torch.zeros(B))
+    with pytest.raises(ValueError, match="decay: got 'a', expected a number from 0"):
+        rg.MovingBaseline("a")
+
+
+def test_a_hit_counts_one():
+    *_, trace, _ = recorded(rg.Hard("reinforce"))
+    hits = torch.arange(B) % 2 == 0
+    assert_same(rg.reinforce(trace, hits), rg.reinforce(trace, hits.double()))
 
 
 def test_the_expected_loss_is_the_sum_over_all_choices():
@@ -210,3 +226,12 @@ def test_the_expected_loss_refuses_a_choice_for_each_feature():
     *_, trace, _ = recorded(rg.Hard(), multi=True)
     with pytest.raises(ValueError, match="expected_loss: a multi-dimensional alignment chooses a key for each feature"):
         trace.expected_loss(lambda context: context.sum(-1))
+
+
+@pytest.mark.parametrize("loss", [lambda c: c, lambda c: c.sum(), lambda c: 1.0, lambda c: c.sum(-1, keepdim=True)])
+def test_the_expected_loss_is_one_number_for_each_context(loss):
+    *_, trace, _ = recorded(rg.Hard("reinforce"))
+    with pytest.raises(
+        ValueError, match=r"loss: got a function that gives .*, expected .*, one number for each context"
+    ):
+        trace.expected_loss(loss)

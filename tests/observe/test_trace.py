@@ -109,3 +109,17 @@ def test_a_foreign_file_is_refused(tmp_path):
         rg.load_trace(tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         rg.load_trace(tmp_path / "nowhere")
+
+
+def test_a_folder_is_no_trace(tmp_path):
+    with pytest.raises(IsADirectoryError, match="path: got the folder .*, expected a file written by Trace.save"):
+        rg.load_trace(tmp_path)
+
+
+def test_an_empty_trace_says_that_it_is_empty():
+    with rg.record(rg.Attention("dot")) as trace:
+        pass
+    with pytest.raises(
+        AttributeError, match=r"nothing was recorded, so there is no 'weights'; did the model run inside"
+    ):
+        _ = trace.weights

@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any, NoReturn
 
 import typer
+
+
+class Language(StrEnum):
+    """Languages of names and labels."""
+
+    en = "en"
+    zh = "zh"
+
 
 PLACES_ZH = {
     "framework": "框架",
@@ -24,8 +33,10 @@ PLACES_ZH = {
     "reading": "读取",
     "emerging": "新方向",
     "graph": "图",
+    "structured": "结构化",
     "application": "应用",
     "mechanism": "机制",
+    "position": "位置",
 }
 
 

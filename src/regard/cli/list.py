@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from regard._errors import nearest, refusal
-from regard.cli._output import place, refuse, write_json, write_table
-
-
-class Language(StrEnum):
-    """Languages of the names."""
-
-    en = "en"
-    zh = "zh"
-
+from regard.cli._output import Language, place, refuse, write_json, write_table
 
 # The paper follows, where there is room for it: in a pipe.
 _HEADINGS = {

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli._output import refuse, write_fields, write_json
+from regard.cli._example import program
+from regard.cli._output import Language, place, refuse, write_fields, write_json
 
 if TYPE_CHECKING:
     from regard.catalog import Entry
+
+_LABELS = {
+    Language.en: ("name", "place", "equation", "paper", "year", "time", "memory", "choose", "avoid", "make"),
+    Language.zh: ("名称", "类别", "公式", "论文", "年份", "时间", "内存", "适用", "不适用", "构造"),
+}
 
 
 def show(
     name: Annotated[str, typer.Argument(help="A name of the catalog, English or Chinese, or the name of a class.")],
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object.")] = False,
+    lang: Annotated[Language, typer.Option(help="Language of the labels.")] = Language.en,
 ) -> None:
-    """Show one mechanism: equation, paper, cost, when to choose it and when not, how to make one."""
+    """Show one mechanism: equation, paper, cost, when to choose it and when not, how to make one, and a program."""
     from regard import catalog
 
     try:
@@ -26,21 +34,22 @@ def show(
     if as_json:
         write_json(entry.as_dict())
         return
-    write_fields(
-        [
-            ("name", f"{entry.name} · {entry.zh}"),
-            ("place", entry.path),
-            ("equation", entry.equation),
-            ("paper", entry.paper),
-            ("year", str(entry.year)),
-            ("time", entry.time),
-            ("memory", entry.memory),
-            ("choose", entry.choose),
-            ("avoid", entry.avoid),
-            ("make", _constructor(entry)),
-            ("example", _example(entry)),
-        ]
+    names = (entry.name, entry.zh) if lang is Language.en else (entry.zh, entry.name)
+    facts = (
+        " · ".join(names),
+        place(entry.path, lang),
+        entry.equation,
+        entry.paper,
+        str(entry.year),
+        entry.time,
+        entry.memory,
+        entry.choose,
+        entry.avoid,
+        _constructor(entry),
     )
+    write_fields(list(zip(_LABELS[lang], facts, strict=True)))
+    # Below the fields and at the margin: what is copied from here is to run.
+    typer.echo(f"\n{program(entry)}")
 
 
 def _constructor(entry: Entry) -> str:
@@ -55,10 +64,6 @@ def _constructor(entry: Entry) -> str:
             shown.append(key)
         else:
             shown.append(f"{key}={parameter.default!r}")
+    parameters = inspect.signature(entry.cls).parameters.values()
+    shown += [f"**{p.name}" for p in parameters if p.kind is p.VAR_KEYWORD]
     return f"regard.{entry.cls.__name__}({', '.join(shown)})"
-
-
-def _example(entry: Entry) -> str:
-    """The lines to type of the class's own example."""
-    lines = (line.strip() for line in (entry.cls.__doc__ or "").splitlines())
-    return "\n".join(line for line in lines if line.startswith((">>>", "...")))

@@ -59,7 +59,7 @@ class AlternatingCoAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        d1, d2 = pair_of_widths(dim)
+        d1, d2 = self.widths = pair_of_widths(dim)
         steps: dict[str, tuple[int | None, int]] = {"summary": (None, d1), "second": (d1, d2), "first": (d2, d1)}
         if tie_first_last:
             del steps["summary"]
@@ -76,7 +76,7 @@ class AlternatingCoAttention(nn.Module):
         masks: tuple[Bool[Tensor, "*_ n1"] | None, Bool[Tensor, "*_ n2"] | None] | None = None,
     ) -> Float[Tensor, "*b d"]:
         """Read both inputs; `masks` are True for real tokens."""
-        (first, second), (mask1, mask2) = masked_inputs({"first": first, "second": second}, masks)
+        (first, second), (mask1, mask2) = masked_inputs({"first": first, "second": second}, masks, self.widths)
         c0 = self._summarize(first, mask1)
         c2 = self.second(c0, second, mask=real(mask2))
         c1 = self.first(c2, first, mask=real(mask1))

@@ -55,7 +55,7 @@ class InteractiveCoAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        d1, d2 = pair_of_widths(dim)
+        d1, d2 = self.widths = pair_of_widths(dim)
         built = attentions({"first": (d2, d1), "second": (d1, d2)}, score, align, options)
         self.first, self.second = built["first"], built["second"]
 
@@ -66,7 +66,7 @@ class InteractiveCoAttention(nn.Module):
         masks: tuple[Bool[Tensor, "*_ n1"] | None, Bool[Tensor, "*_ n2"] | None] | None = None,
     ) -> Float[Tensor, "*b d"]:
         """Read both inputs; `masks` are True for real tokens."""
-        (first, second), (mask1, mask2) = masked_inputs({"first": first, "second": second}, masks)
+        (first, second), (mask1, mask2) = masked_inputs({"first": first, "second": second}, masks, self.widths)
         c1 = self.first(masked_mean(second, mask2), first, mask=real(mask1))
         c2 = self.second(masked_mean(first, mask1), second, mask=real(mask2))
         return torch.cat([c1, c2], -1)

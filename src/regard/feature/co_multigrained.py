@@ -6,9 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.co_interactive import InteractiveCoAttention
 from regard.feature.co_parallel import ParallelCoAttention
+from regard.general.attention import Attention
 
 
 @register(
@@ -45,6 +47,9 @@ class MultiGrainedCoAttention(nn.Module):
         self, dim: int | tuple[int, int], *, coarse: nn.Module | None = None, fine: nn.Module | None = None
     ) -> None:
         super().__init__()
+        for name, part in (("coarse", coarse), ("fine", fine)):
+            if part is not None and (not isinstance(part, nn.Module) or isinstance(part, Attention)):
+                raise TypeError(refusal(name, type(part).__name__, "a co-attention: a module of two inputs and masks"))
         self.coarse = InteractiveCoAttention(dim) if coarse is None else coarse
         self.fine = ParallelCoAttention(dim, scoring="max") if fine is None else fine
 

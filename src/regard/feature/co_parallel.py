@@ -157,7 +157,7 @@ class ParallelCoAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        d1, d2 = pair_of_widths(dim)
+        d1, d2 = self.widths = pair_of_widths(dim)
         self.scoring = (scoring, scoring) if isinstance(scoring, str) else tuple(scoring)
         if len(self.scoring) != 2 or not set(self.scoring) <= set(_SCORINGS):
             raise ValueError(refusal("scoring", repr(scoring), f"one of {', '.join(_SCORINGS)}, or two of them"))
@@ -202,7 +202,7 @@ class ParallelCoAttention(nn.Module):
         masks: tuple[Bool[Tensor, "*_ n1"] | None, Bool[Tensor, "*_ n2"] | None] | None = None,
     ) -> Float[Tensor, "*b d"]:
         """Read both inputs; `masks` are True for real tokens."""
-        (first, second), (mask1, mask2) = masked_inputs({"first": first, "second": second}, masks)
+        (first, second), (mask1, mask2) = masked_inputs({"first": first, "second": second}, masks, self.widths)
         sides = None if mask1 is None and mask2 is None else Sides(mask1, mask2)
         affinity = hooks.changed(self.affinity, self.affinity.call(first, second, mask=sides))
         hidden = self._hidden(affinity, first, second, (mask1, mask2)) if "aggregated" in self.scoring else None

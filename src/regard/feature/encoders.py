@@ -45,7 +45,13 @@ class RecurrentEncoder(nn.Module):
         self, tokens: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*_ n"] | None = None
     ) -> Float[Tensor, "*b n h"]:
         """Encode sequences with any leading axes; what is no real token becomes zero."""
-        tokens, mask = masked_input(tokens, mask, "tokens")
+        tokens, mask = masked_input(tokens, mask, "tokens", self.network.input_size)
+        weight = self.network.weight_ih_l0
+        if tokens.dtype != weight.dtype and not torch.is_autocast_enabled(tokens.device.type):
+            fix = "Fix: convert the module or the inputs, or use torch.autocast."
+            raise TypeError(
+                refusal("tokens", f"a tensor of {tokens.dtype}", f"the module's dtype, {weight.dtype}", fix)
+            )
         shape = (*tokens.shape[:-1], self.out_dim)
         if 0 in tokens.shape[:-1]:
             return tokens.new_zeros(shape)

@@ -59,7 +59,8 @@ class HierarchicalAttention(nn.Module):
 
     HAN's score is query-free, $u \cdot \tanh(W h_j + b)$; a score that compares has a learned query $q^{(t)}$, or one that is given. A
     masked feature weighs nothing; a segment with nothing in it is zero and weighs nothing above. The weight of a leaf in the
-    whole is the product of the weights on its path (`leaf_weights`).
+    whole is the product of the weights on its path (`leaf_weights`). `regard.pad_levels` makes features and mask of ragged
+    documents.
 
     Args:
         dim: width of the leaves.
@@ -92,15 +93,14 @@ class HierarchicalAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        names = list(levels) if isinstance(levels, Mapping) else [_name(k, level) for k, level in enumerate(levels)]
-        if not names or isinstance(levels, str) or len(set(names)) < len(names):
-            raise ValueError(refusal("levels", repr(levels), "at least one level, each with a name of its own"))
+        names = _names(levels)
         if encoders is not None and len(encoders) != len(names):
             raise ValueError(
                 refusal("encoders", f"{len(encoders)} of them", f"one, or None, for each of {len(names)} levels")
             )
         self.encoders = nn.ModuleDict()
-        widths, d = {}, width("dim", dim)
+        self.dim = width("dim", dim)
+        widths, d = {}, self.dim
         for name, encoder in zip(names, encoders or [None] * len(names), strict=True):
             if encoder is not None:
                 self.encoders[name] = encoder
@@ -129,9 +129,9 @@ class HierarchicalAttention(nn.Module):
             query: (..., d_q), one for each document, in place of the learned ones.
         """
         depth = len(self.levels)
+        features, mask = masked_input(features, mask, "features", self.dim)
         if features.dim() <= depth:
             raise ValueError(refusal("features", f"{features.dim()} axes", f"at least {depth + 1}, for {depth} levels"))
-        features, mask = masked_input(features, mask, "features")
         for above, (name, attend) in zip(reversed(range(depth)), self.levels.items(), strict=True):
             if name in self.encoders:
                 features = self.encoders[name](features, mask)
@@ -148,7 +148,8 @@ class HierarchicalAttention(nn.Module):
 
         Args:
             trace: recorded while this module ran.
-            at: path of this module in the model that was recorded.
+            at: path of this module in the model that was recorded: `model.reader` is at `"reader"`; empty when the module
+                was recorded by itself.
         """
         whole: Tensor | None = None
         for name, attend in reversed(list(self.levels.items())):
@@ -170,8 +171,18 @@ class HierarchicalAttention(nn.Module):
         return query[(..., *(None,) * above, slice(None))] if query.dim() > 1 else query
 
 
-def _name(k: int, level: object) -> str:
-    return level if isinstance(level, str) else str(k)
+def _names(levels: object) -> list[str]:
+    """Names of the levels; attentions without names are numbered."""
+    if isinstance(levels, str) or not isinstance(levels, Sequence | Mapping):
+        raise ValueError(refusal("levels", repr(levels), "names of levels, or one attention a level"))
+    names = [level if isinstance(level, str) else str(k) for k, level in enumerate(levels)]
+    taken = nn.ModuleDict()
+    for name in names:
+        if not name or "." in name or hasattr(taken, name):
+            raise ValueError(refusal("levels", repr(name), "a name that can stand in a path: 'word', 'sentence'"))
+    if not names or len(set(names)) < len(names):
+        raise ValueError(refusal("levels", repr(levels), "at least one level, each with a name of its own"))
+    return names
 
 
 def _build(widths: Mapping[str, int], score: Scores, align: Aligns, options: Mapping[str, Any]) -> dict[str, Attention]:
@@ -186,7 +197,7 @@ def pad_levels(nested: Sequence[Any], depth: int) -> tuple[Tensor, Tensor]:
         depth: number of levels.
 
     Returns:
-        Features (B, N_L, …, N_1, d) and booleans (B, N_L, …, N_1).
+        Features (B, N_L, …, N_1, d) and booleans (B, N_L, …, N_1). A list may be empty, as long as some leaf tells the width.
 
     Example:
         >>> documents = [[torch.ones(3, 4), torch.ones(5, 4)], [torch.ones(2, 4)]]
@@ -194,24 +205,36 @@ def pad_levels(nested: Sequence[Any], depth: int) -> tuple[Tensor, Tensor]:
         >>> features.shape, mask.sum(-1).tolist()
         (torch.Size([2, 2, 5, 4]), [[3, 5], [2, 0]])
     """
-    padded = [_padded(entry, depth) for entry in nested]
-    return _stack([x for x, _ in padded]), _stack([mask for _, mask in padded])
+    depth = width("depth", depth)
+    leaves: dict[tuple[int, ...], Tensor] = {}
+    sizes = [0] * depth
+    _collect(nested, (), leaves, sizes)
+    if not leaves:
+        raise ValueError(refusal("nested", "lists without a single tensor", "at least one, which tells the width"))
+    first = next(iter(leaves.values()))
+    for x in leaves.values():
+        if (x.shape[-1], x.dtype, x.device) != (first.shape[-1], first.dtype, first.device):
+            got, expected = (f"width {y.shape[-1]}, {y.dtype}, on {y.device}" for y in (x, first))
+            raise ValueError(refusal("nested", f"a tensor of {got}", f"all like the first: {expected}"))
+    longest = max(len(x) for x in leaves.values())
+    features = first.new_zeros(*sizes, longest, first.shape[-1])
+    mask = torch.zeros(features.shape[:-1], dtype=torch.bool, device=first.device)
+    for place, x in leaves.items():
+        features[place][: len(x)] = x
+        mask[place][: len(x)] = True
+    return features, mask
 
 
-def _padded(entry: Any, depth: int) -> tuple[Tensor, Tensor]:
-    if depth == 1:
+def _collect(entry: Any, place: tuple[int, ...], leaves: dict[tuple[int, ...], Tensor], sizes: list[int]) -> None:
+    """Tensors at the depth of the leaves, by their place in the lists, and the longest list of each level."""
+    level, got = len(place), f"shape {tuple(entry.shape)}" if isinstance(entry, Tensor) else type(entry).__name__
+    if level == len(sizes):
         if not isinstance(entry, Tensor) or entry.dim() != 2:
-            raise ValueError(refusal("nested", type(entry).__name__, "tensors (N, d) at the depth of the leaves"))
-        return entry, torch.ones(len(entry), dtype=torch.bool, device=entry.device)
-    parts = [_padded(part, depth - 1) for part in entry]
-    return _stack([x for x, _ in parts]), _stack([mask for _, mask in parts])
-
-
-def _stack(parts: Sequence[Tensor]) -> Tensor:
-    """Stack tensors, the shorter ones filled up with zeros."""
-    shape = [max(sizes) for sizes in zip(*(x.shape for x in parts), strict=True)]
-    whole = parts[0].new_zeros(len(parts), *shape)
-    for k, x in enumerate(parts):
-        places: list[int | slice] = [k, *(slice(n) for n in x.shape)]
-        whole[tuple(places)] = x
-    return whole
+            raise ValueError(refusal("nested", got, f"tensors (N, d) inside {level} lists"))
+        leaves[place] = entry
+        return
+    if isinstance(entry, str) or not isinstance(entry, Sequence | Tensor):
+        raise ValueError(refusal("nested", got, f"tensors (N, d) inside {len(sizes)} lists"))
+    sizes[level] = max(sizes[level], len(entry))
+    for k, part in enumerate(entry):
+        _collect(part, (*place, k), leaves, sizes)

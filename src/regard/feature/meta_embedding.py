@@ -78,10 +78,11 @@ class MetaEmbedding(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if not dims:
-            raise ValueError(refusal("dims", repr(dims), "the width of at least one source"))
+        if not isinstance(dims, Sequence) or not dims:
+            raise ValueError(refusal("dims", repr(dims), "the width of each source, of at least one"))
         dim = width("dim", dim)
-        self.maps = nn.ModuleList(nn.Linear(width("dims", d), dim) for d in dims)
+        self.widths = [width("dims", d) for d in dims]
+        self.maps = nn.ModuleList(nn.Linear(d, dim) for d in self.widths)
         self.encoder = None if contextual is None else RecurrentEncoder(dim, contextual, kind="lstm")
         key_dim = dim if self.encoder is None else self.encoder.out_dim
         align = SigmoidGate if align == "sigmoid" else align
@@ -95,9 +96,7 @@ class MetaEmbedding(nn.Module):
         masks: Sequence[Bool[Tensor, "*_b n"] | None] | None = None,
     ) -> Float[Tensor, "*b n d"]:
         """Embed tokens; a mask is True where its source knows the token."""
-        if len(sources) != len(self.maps):
-            raise ValueError(refusal("sources", f"{len(sources)} of them", f"{len(self.maps)}, one for each of `dims`"))
-        inputs, known = masked_inputs(self._named(sources), masks)
+        inputs, known = masked_inputs(self._named(sources), masks, self.widths)
         mapped = torch.stack([embed(x) for embed, x in zip(self.maps, inputs, strict=True)], -2)
         present = None
         if any(mask is not None for mask in known):
@@ -113,8 +112,13 @@ class MetaEmbedding(nn.Module):
         states: Tensor = self.encoder(mapped.transpose(-2, -3), along)
         return states.transpose(-2, -3)
 
-    @staticmethod
-    def _named(sources: Sequence[Tensor]) -> Mapping[str, Tensor]:
+    def _named(self, sources: Any) -> Mapping[str, Tensor]:
+        if isinstance(sources, Tensor) or len(sources) != len(self.maps):
+            got = "one tensor" if isinstance(sources, Tensor) else f"{len(sources)} of them"
+            raise ValueError(refusal("sources", got, f"{len(self.maps)}, one for each of `dims`"))
+        for k, x in enumerate(sources):
+            if not isinstance(x, Tensor):
+                raise TypeError(refusal(f"source {k}", type(x).__name__, "a floating-point tensor, (..., N, d)"))
         shape = sources[0].shape[:-1]
         for k, x in enumerate(sources):
             if x.shape[:-1] != shape:

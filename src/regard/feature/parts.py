@@ -14,9 +14,9 @@ from regard import catalog
 from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment
 from regard.general.attention import Attention
+from regard.general.inputs import masked_input as masked_input
 from regard.general.masks import Bound, Mask, Sizes
 from regard.general.scores import Score
-from regard.ops.fill import kept
 
 # A name, a class, a ready-made part, or a function of the widths of query (None where there is no query) and key.
 ScoreLike: TypeAlias = str | type[Score] | Score | Attention | Callable[[Any, int], Score | Attention]
@@ -183,35 +183,17 @@ def real(mask: Tensor | None) -> Real | None:
 
 
 def masked_inputs(
-    inputs: Mapping[str, Tensor], masks: Sequence[Tensor | None] | None
+    inputs: Mapping[str, Tensor], masks: Sequence[Tensor | None] | None, widths: Sequence[int] | None = None
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Inputs with zeros where their masks are False, and the masks, one for each input, shaped like its tokens."""
     given: Any = [None] * len(inputs) if masks is None else masks
     if not isinstance(given, list | tuple) or len(given) != len(inputs):
         got = f"{len(given)} masks" if isinstance(given, list | tuple) else type(given).__name__
         raise ValueError(refusal("masks", got, f"one mask, or None, for each of {', '.join(inputs)}"))
-    pairs = [masked_input(x, mask, name) for (name, x), mask in zip(inputs.items(), given, strict=True)]
+    expected = [None] * len(inputs) if widths is None else widths
+    each = zip(inputs.items(), given, expected, strict=True)
+    pairs = [masked_input(x, mask, name, width) for (name, x), mask, width in each]
     return [x for x, _ in pairs], [mask for _, mask in pairs]
-
-
-def masked_input(x: Tensor, mask: Tensor | None, name: str) -> tuple[Tensor, Tensor | None]:
-    """One input (..., N, d) with zeros where its mask is False, and the mask (..., N)."""
-    if x.dim() < 2:
-        raise ValueError(refusal(name, f"shape {tuple(x.shape)}", "at least two axes, (..., N, d)"))
-    if mask is None:
-        return x, None
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-        fix = "Fix: what Padding(lengths) says is torch.arange(N) < lengths[:, None]." if got == "Padding" else ""
-        raise TypeError(refusal(f"mask of {name}", got, "booleans, True for a real token", fix))
-    shape = x.shape[:-1]
-    if mask.shape != shape:
-        try:
-            mask = mask.expand(shape)
-        except RuntimeError:
-            got = f"shape {tuple(mask.shape)}"
-            raise ValueError(refusal(f"mask of {name}", got, f"a shape that broadcasts to {tuple(shape)}")) from None
-    return kept(x, mask.unsqueeze(-1)), mask
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -95,7 +95,7 @@ class RotatoryAttention(nn.Module):
         super().__init__()
         if order not in _ORDERS:
             raise ValueError(refusal("order", repr(order), f"one of {', '.join(_ORDERS)}"))
-        of_target, of_context = pair_of_widths(dim)
+        of_target, of_context = self.widths = pair_of_widths(dim)
         self.hops, self.order = width("hops", hops), order
         outward, inward = (of_target, of_context), (of_context, of_target)
         steps = {"left": outward, "right": outward, "target_left": inward, "target_right": inward}
@@ -114,7 +114,9 @@ class RotatoryAttention(nn.Module):
         | None = None,
     ) -> Float[Tensor, "*b d"]:
         """Read left, right, left-aware target and right-aware target, in this order; `masks` are True for real tokens."""
-        inputs, known = masked_inputs({"target": target, "left": left, "right": right}, masks)
+        of_target, of_context = self.widths
+        given = {"target": target, "left": left, "right": right}
+        inputs, known = masked_inputs(given, masks, (of_target, of_context, of_context))
         tokens = [real(mask) for mask in known]
         empty = [is_empty(x, mask) for x, mask in zip(inputs[1:], known[1:], strict=True)]
         pooled = masked_mean(inputs[0], known[0])

@@ -61,7 +61,7 @@ class AttentionViaAttention(nn.Module):
     ) -> None:
         super().__init__()
         query_dim = width("query_dim", query_dim)
-        of_words, of_characters = pair_of_widths(dim)
+        of_words, of_characters = self.widths = pair_of_widths(dim)
         steps = {"words": (query_dim, of_words), "characters": (query_dim + of_words, of_characters)}
         built = attentions(steps, score, align, options)
         self.words, self.characters = built["words"], built["characters"]
@@ -73,9 +73,14 @@ class AttentionViaAttention(nn.Module):
         characters: Float[Tensor, "*b nc dc"],
         masks: tuple[Bool[Tensor, "*_ nw"] | None, Bool[Tensor, "*_ nc"] | None] | None = None,
     ) -> Float[Tensor, "*q d"]:
-        """Read words, then characters, for one query (..., d_q) or many (..., N_q, d_q); `masks` are True for real tokens."""
-        inputs, known = masked_inputs({"words": words, "characters": characters}, masks)
+        """Read words, then characters, for one query, (..., d_q) or (d_q,) for all, or many (..., N_q, d_q).
+
+        `masks` are True for real tokens.
+        """
+        inputs, known = masked_inputs({"words": words, "characters": characters}, masks, self.widths)
         of_words, of_characters = (None if mask is None else Keys(mask) for mask in known)
         c_w = self.words(query, inputs[0], mask=of_words)
-        c_c = self.characters(torch.cat([query, c_w], -1), inputs[1], mask=of_characters)
+        # A query that several inputs share reads different words in each.
+        both = torch.cat([query.expand(*c_w.shape[:-1], query.shape[-1]), c_w], -1)
+        c_c = self.characters(both, inputs[1], mask=of_characters)
         return torch.cat([c_w, c_c], -1)

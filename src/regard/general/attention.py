@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard import catalog
 from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment, Soft
-from regard.general.masks import Bound, Mask, Sizes, as_mask
+from regard.general.masks import Bound, Mask, Sizes, as_mask, broadcasts
 from regard.general.scores import Score
 from regard.ops import hooks
 from regard.ops.call import Bias, Call
@@ -59,6 +59,12 @@ _PAPER = "Brauwers & Frasincar, A General Survey on Attention Mechanisms in Deep
     memory="linear (blockwise); N² d_v dense",
     choose="one weight for each key and feature: different features from different keys",
     avoid="one weight says enough: d_v times the weights, and no dot-product kernel",
+    example="""
+    >>> attend = Attention("additive", query_dim=3, key_dim=5, hidden_dim=8, features=4)
+    >>> query, key, value = torch.randn(2, 7, 3), torch.randn(2, 11, 5), torch.randn(2, 11, 4)
+    >>> attend(query, key, value).shape  # `features` is the width of the value
+    torch.Size([2, 7, 4])
+    """,
 )
 class Attention(nn.Module):
     r"""The general attention (Brauwers & Frasincar 2023, https://arxiv.org/abs/2203.14263).
@@ -99,8 +105,11 @@ class Attention(nn.Module):
         super().__init__()
         self.score, self.align = _parts(score, Soft() if align is None else align, options)
         self.key_map, self.value_map = key_map, value_map
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(refusal("dropout", dropout, "a probability, from 0 to 1"))
+        for name, part in (("key_map", key_map), ("value_map", value_map)):
+            if part is not None and not callable(part):
+                raise TypeError(refusal(name, type(part).__name__, "a module, such as nn.Linear"))
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0.0 <= dropout <= 1.0:
+            raise ValueError(refusal("dropout", repr(dropout), "a probability, from 0 to 1"))
         self.dropout, self.impl = float(dropout), check_impl(impl)
 
     def forward(
@@ -147,6 +156,8 @@ class Attention(nn.Module):
     ) -> Call:
         """Everything that decides the result, before anything is executed."""
         score, align = self.score, self.align
+        if isinstance(start, bool) or not isinstance(start, int | torch.SymInt) or abs(start) >= 1 << 62:
+            raise TypeError(refusal("start", repr(start), "a position, a whole number"))
         query, value, single = _check_inputs(score, query, key, value)
         lead = _lead(query, key, value, score)
         bound = None
@@ -200,7 +211,10 @@ def explain_dispatch(module: Attention, *args: Any, **kwargs: Any) -> Dispatch:
     """
     if not isinstance(module, Attention):
         raise TypeError(refusal("module", type(module).__name__, "an Attention"))
-    return choose(hooks.changed(module, module.call(*args, **kwargs)), module.impl)
+    inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_cuda]
+    # A call draws its seed when it is made, and this one is never run.
+    with torch.random.fork_rng(devices=sorted({x.get_device() for x in inputs})):
+        return choose(hooks.changed(module, module.call(*args, **kwargs)), module.impl)
 
 
 def _parts(score: Score | str, align: Alignment | str, options: dict[str, Any]) -> tuple[Score, Alignment]:
@@ -218,20 +232,31 @@ def _parts(score: Score | str, align: Alignment | str, options: dict[str, Any]) 
     elif isinstance(score, Score):
         built_score = score
     else:
-        raise TypeError(refusal("score", type(score).__name__, "a Score or the name of one"))
+        raise TypeError(_no_part("score", score, Score, "a Score or the name of one"))
     if isinstance(align, str):
         built_align, taken = catalog.build(align, "general/alignment", "align", options)
         used |= taken
     elif isinstance(align, Alignment):
         built_align = align
     else:
-        raise TypeError(refusal("align", type(align).__name__, "an Alignment or the name of one"))
+        raise TypeError(_no_part("align", align, Alignment, "an Alignment or the name of one"))
+    known = _arguments() if set(options) - used else set()
     for name in options:
         if name not in used:
             whose = " and ".join(repr(part) for part in named) or "an Attention of ready-made parts"
-            fix = nearest(name, _arguments() - {name})
+            fix = nearest(name, known - {name})
+            if name in known and not named:
+                fix = "Fix: give it to the part itself, such as Additive(query_dim=…, …), or name the part."
             raise TypeError(refusal(name, repr(options[name]), f"an argument of {whose}", fix))
     return built_score, built_align
+
+
+def _no_part(argument: str, given: object, kind: type, expected: str) -> str:
+    """Refuse what is no part; a class of parts is one step from it."""
+    if isinstance(given, type):
+        fix = f"Fix: make one, {given.__name__}(…)." if issubclass(given, kind) else ""
+        return refusal(argument, f"the class {given.__name__}", expected, fix)
+    return refusal(argument, type(given).__name__, expected)
 
 
 def _takes(score: str, argument: str) -> bool:
@@ -261,8 +286,9 @@ def _check_inputs(
             raise ValueError(refusal(name, f"a tensor on {x.device}", f"the device of the key, {key.device}"))
         if x.dtype != key.dtype and not autocasting(key.device):
             raise TypeError(refusal(name, f"a tensor of {x.dtype}", f"the dtype of the key, {key.dtype}"))
-    if key.dim() < 2:
-        raise ValueError(refusal("key", f"shape {tuple(key.shape)}", "at least two axes, (..., N, d_k)"))
+    if key.dim() < 2 or key.shape[-1] == 0:
+        expected = "at least two axes, (..., N, d_k)" if key.dim() < 2 else "at least one feature, (..., N, d_k)"
+        raise ValueError(refusal("key", f"shape {tuple(key.shape)}", expected))
     value = key if value is None else value
     if value.dim() < 2 or value.shape[-2] != key.shape[-2]:
         raise ValueError(
@@ -323,6 +349,9 @@ def _bind(mask: Tensor | Mask | None, sizes: Sizes, single: bool, device: torch.
     if mask is None:
         return None
     if single and isinstance(mask, Tensor) and mask.dim() >= 1:
+        whole = (*sizes.lead, sizes.n)
+        if not broadcasts(tuple(mask.shape), whole):
+            raise ValueError(refusal("mask", f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {whole}"))
         mask = mask.unsqueeze(-2)
     mask = as_mask(mask)
     bound = mask.bind(sizes)

@@ -11,8 +11,10 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments import Alignment, ReinforcedPairs, Soft
 from regard.general.attention import Attention
+from regard.general.inputs import masked_input
 from regard.general.masks import Directional, Keys, Mask, Where
 from regard.general.scores import TokenToToken
+from regard.general.scores.base import width
 
 _DIRECTIONS = ("forward", "backward", "both")
 
@@ -72,9 +74,9 @@ class DirectionalSelfAttention(nn.Module):
         super().__init__()
         if direction not in _DIRECTIONS:
             raise ValueError(refusal("direction", repr(direction), f"one of {', '.join(_DIRECTIONS)}"))
-        features = dim if features is None else features
+        features = width("dim", dim) if features is None else width("features", features)
         self.direction = direction
-        self.input = nn.Linear(dim, features)
+        self.input = nn.Linear(width("dim", dim), features)
         self.attention = Attention(TokenToToken(features, c=bound), Soft() if align is None else align)
         self.gate = FusionGate(features)
 
@@ -83,8 +85,8 @@ class DirectionalSelfAttention(nn.Module):
     ) -> Float[Tensor, "*b n f"]:
         """Encode tokens; those that the mask calls False are neither read nor written."""
         others: Mask = Where(_apart) if self.direction == "both" else Directional(self.direction)
+        tokens, mask = masked_input(tokens, mask, "tokens", self.input.in_features)
         if mask is not None:
-            tokens = torch.where(mask.unsqueeze(-1), tokens, 0.0)
             others = others & Keys(mask) & mask.unsqueeze(-1)
         hidden = F.elu(self.input(tokens))
         fused: Tensor = self.gate(hidden, self.attention(hidden, hidden, mask=others))
@@ -138,8 +140,8 @@ class ReinforcedSelfAttention(DirectionalSelfAttention):
         bound: float = 5.0,
         context: bool = False,
     ) -> None:
-        width = dim if features is None else features
-        super().__init__(dim, features, direction, bound, ReinforcedPairs(width, context=context))
+        pairs = ReinforcedPairs(dim if features is None else features, context=context)
+        super().__init__(dim, features, direction, bound, pairs)
 
     @property
     def selecting(self) -> bool:

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
+from regard.ops.banded import Reach
 
 _SCAN_ELEMENTS = 1 << 22
+_FARTHEST = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Bound:
     def shape(self) -> tuple[int, ...]:
         return (self.sizes.nq, self.sizes.n)
 
+    @property
+    def reach(self) -> Reach | None:
+        """The band of keys around each query, where that is all the mask says beside which keys are real; None elsewhere."""
+        return None
+
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         """Booleans that broadcast to (..., len(i), len(j))."""
         raise NotImplementedError
@@ -110,7 +117,7 @@ def as_mask(mask: Mask | Tensor) -> Mask:
     if isinstance(mask, Mask):
         return mask
     if not isinstance(mask, Tensor):
-        raise TypeError(refusal("mask", type(mask).__name__, "a boolean tensor or a mask object such as Causal()"))
+        raise TypeError(_no_mask(mask))
     if mask.dtype != torch.bool:
         raise TypeError(
             refusal(
@@ -121,6 +128,14 @@ def as_mask(mask: Mask | Tensor) -> Mask:
             )
         )
     return Pairs(mask)
+
+
+def _no_mask(given: object) -> str:
+    """Refuse what is no mask; a class of masks is one step from it."""
+    expected = "a boolean tensor or a mask object such as Causal()"
+    if isinstance(given, type) and issubclass(given, Mask):
+        return refusal("mask", f"the class {given.__name__}", expected, f"Fix: make one, {given.__name__}(…).")
+    return refusal("mask", type(given).__name__, expected)
 
 
 def _on(device: torch.device, allowed: Tensor) -> Tensor:
@@ -148,7 +163,7 @@ class Pairs(Mask):
 
     def bind(self, sizes: Sizes) -> Bound:
         shape, whole = tuple(self.allowed.shape), (*sizes.lead, sizes.nq, sizes.n)
-        if not _broadcasts(shape, whole):
+        if not broadcasts(shape, whole):
             fix = ""
             if shape[-1:] == (sizes.n,) and len(shape) <= len(sizes.lead) + 1:
                 fix = "Fix: a mask of keys alone is regard.Keys(mask), or mask[:, None, :] for many queries."
@@ -198,6 +213,8 @@ class Keys(Mask):
 
     def __init__(self, allowed: Tensor) -> None:
         as_mask(allowed)
+        if isinstance(allowed, Tensor) and allowed.dim() == 0:
+            raise ValueError(refusal("allowed", "a tensor without axes", "booleans over the keys, (..., N)"))
         self.allowed = allowed
 
     def __repr__(self) -> str:
@@ -205,7 +222,7 @@ class Keys(Mask):
 
     def bind(self, sizes: Sizes) -> Bound:
         lead, n = tuple(self.allowed.shape[:-1]), self.allowed.shape[-1]
-        if n not in (1, sizes.n) or len(lead) > len(sizes.lead) or not _broadcasts(lead, sizes.lead[: len(lead)]):
+        if n not in (1, sizes.n) or len(lead) > len(sizes.lead) or not broadcasts(lead, sizes.lead[: len(lead)]):
             whole = (*sizes.lead, sizes.n)
             raise ValueError(refusal("mask", f"Keys of shape {(*lead, n)}", f"booleans over the keys, {whole}"))
         allowed = self.allowed.reshape(*lead, *(1,) * (len(sizes.lead) - len(lead)), n)
@@ -236,7 +253,8 @@ class Padding(Mask):
     """The first `lengths` keys of each sequence, for sequences padded on the right.
 
     Args:
-        lengths: true lengths; its axes are the first leading axes of the call.
+        lengths: true lengths, at most as many as there are keys (which is checked on the CPU, where it stalls nothing); its axes
+            are the first leading axes of the call.
 
     Example:
         >>> Padding(torch.tensor([3, 5]))
@@ -247,18 +265,26 @@ class Padding(Mask):
         if not isinstance(lengths, Tensor) or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
             kind = f"a tensor of {lengths.dtype}" if isinstance(lengths, Tensor) else type(lengths).__name__
             raise TypeError(refusal("lengths", kind, "a tensor of integers"))
-        # Only where looking at the numbers stalls no device and breaks no graph.
-        seen = lengths.device.type == "cpu" and not torch.compiler.is_compiling() and _is_plain(lengths)
-        if seen and lengths.numel() and int(lengths.min()) < 0:
-            raise ValueError(refusal("lengths", lengths.tolist(), "numbers >= 0"))
         self.lengths = lengths
+        if self._seen() and lengths.numel() and int(lengths.min()) < 0:
+            raise ValueError(refusal("lengths", lengths.tolist(), "numbers >= 0"))
 
     def __repr__(self) -> str:
         return f"Padding(lengths={self.lengths.tolist()})"
 
     def bind(self, sizes: Sizes) -> Bound:
+        axes = tuple(self.lengths.shape)
+        if len(axes) > len(sizes.lead) or not broadcasts(axes, sizes.lead[: len(axes)]):
+            expected = f"the first leading axes of the call, {sizes.lead}: one length for each sequence"
+            raise ValueError(refusal("lengths", f"shape {axes}", expected))
+        if self._seen() and self.lengths.numel() and int(self.lengths.max()) > sizes.n:
+            raise ValueError(refusal("lengths", self.lengths.tolist(), f"at most as many as there are keys, {sizes.n}"))
         positions = torch.arange(sizes.n, device=self.lengths.device)
         return Keys(positions < self.lengths[..., None]).bind(sizes)
+
+    def _seen(self) -> bool:
+        """Whether the numbers can be looked at without stalling a device or breaking a graph."""
+        return self.lengths.device.type == "cpu" and not torch.compiler.is_compiling() and _is_plain(self.lengths)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -276,9 +302,12 @@ class Band(Mask):
     high: float
 
     def __init__(self, low: float, high: float) -> None:
-        # Distances are whole numbers.
-        self.low = low if math.isinf(low) else math.ceil(low)
-        self.high = high if math.isinf(high) else math.floor(high)
+        for name, bound in (("low", low), ("high", high)):
+            if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != bound:
+                raise ValueError(refusal(name, repr(bound), "a number"))
+        # Distances are whole numbers, and none is longer than an index can be.
+        self.low = math.copysign(math.inf, low) if abs(low) > _FARTHEST else math.ceil(low)
+        self.high = math.copysign(math.inf, high) if abs(high) > _FARTHEST else math.floor(high)
 
     def __repr__(self) -> str:
         return f"Band(low={self.low}, high={self.high})"
@@ -300,6 +329,11 @@ class _BoundBand(Bound):
     @property
     def is_plain_causal(self) -> bool:  # type: ignore[override]
         return self.low == -math.inf and self.high == 0 and self.offset == 0
+
+    @property
+    def reach(self) -> Reach | None:
+        bounded = self.offset == 0 and -math.inf < self.low <= self.high < math.inf
+        return Reach(int(self.low), int(self.high)) if bounded else None
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         distance = _range(j, device) - (_range(i, device)[:, None] + self.offset)
@@ -340,12 +374,13 @@ class Window(Band):
     """
 
     def __init__(self, width: int) -> None:
-        if not isinstance(width, int) or width < 0:
+        if not isinstance(width, int) or isinstance(width, bool) or width < 0:
             raise ValueError(refusal("width", repr(width), "a whole number >= 0"))
+        self.width = width
         super().__init__(-width, width)
 
     def __repr__(self) -> str:
-        return f"Window({self.high})"
+        return f"Window({self.width})"
 
 
 class Directional(Band):
@@ -401,6 +436,11 @@ class _BoundWhere(Bound):
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             kind = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
             raise TypeError(refusal("mask", f"Where(...) that gives {kind}", "a boolean tensor"))
+        whole = (*self.sizes.lead, len(i), len(j))
+        if 0 not in whole and not broadcasts(tuple(allowed.shape), whole):
+            got = f"Where(...) that gives shape {tuple(allowed.shape)} for {len(i)} queries and {len(j)} keys"
+            fix = "Fix: compute it from i and j, which may be some of all indices: table[i, j]."
+            raise ValueError(refusal("mask", got, f"a shape that broadcasts to {whole}", fix))
         return allowed
 
 
@@ -434,6 +474,12 @@ class _BoundBoth(Bound):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(self.left.shape, self.right.shape))
+
+    @property
+    def reach(self) -> Reach | None:
+        band, keys = self._band_and_keys()
+        reach = None if band is None else band.reach
+        return None if reach is None or keys is None else reach._replace(real=keys.allowed)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self.left.tile(i, j, device) & self.right.tile(i, j, device)
@@ -500,7 +546,7 @@ def _either(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     return None if left is None or right is None else left | right
 
 
-def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+def broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Whether `shape` broadcasts to exactly `whole`, right-aligned."""
     return len(shape) <= len(whole) and all(
         size in (1, target) for size, target in zip(reversed(shape), reversed(whole), strict=False)

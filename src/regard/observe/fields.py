@@ -16,6 +16,7 @@ from regard._errors import nearest, refusal
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call, Tile
 from regard.ops.dispatch import autocasting, rows_of_panel, wants_dense
+from regard.ops.edges import EdgeCall, EdgeTile
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Field:
     of_rows: Callable[[Rows, Any], Tensor]
     axis: int | None
     argument: Any = None  # the default of what it takes
+    by_edge: bool = False  # whether its last axis are edges, sorted by query
 
 
 def entropy(rows: Rows, _: Any) -> Tensor:
@@ -69,18 +71,18 @@ def mass_on(rows: Rows, region: Tensor | None) -> Tensor:
         or any(size not in (1, full) for size, full in zip(axes, lead, strict=False))
     ):
         raise ValueError(refusal("region", f"shape {tuple(region.shape)}", f"booleans over the keys, {(*lead, n)}"))
-    region = region.reshape(*axes, *(1,) * (len(lead) - len(axes)), 1, n)
-    return (rows.weights * rows.tile.over_features(region)).sum(-1)
+    region = region.reshape(*axes, *(1,) * (len(lead) - len(axes)), n)
+    return (rows.weights * rows.tile.per_key(region)).sum(-1)
 
 
 def topk(rows: Rows, k: int) -> Tensor:
     """The k largest weights of each query and their keys, stacked: (..., rows, k, 2); missing ones are 0 at -1."""
-    if not isinstance(k, int) or k < 1:
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise ValueError(refusal("k", repr(k), "a whole number >= 1"))
     found = rows.weights.topk(min(k, rows.weights.shape[-1]), -1)
     short = k - found.values.shape[-1]
     values = torch.nn.functional.pad(found.values, (0, short))
-    index = torch.nn.functional.pad(found.indices, (0, short), value=-1)
+    index = torch.nn.functional.pad(rows.tile.key_of(found.indices), (0, short), value=-1)
     return torch.stack([values, index.to(values.dtype)], -1)
 
 
@@ -101,17 +103,39 @@ FIELDS: Mapping[str, Field] = {
 }
 
 
+def _no_positions(rows: Rows, _: Any) -> Tensor:
+    raise ValueError(refusal("fields", "'expected_position' of attention along edges", "keys that have positions"))
+
+
+# Each edge is read by one query: there is one weight an edge, and that is all the mass it receives.
+OF_EDGES: Mapping[str, Field] = {
+    **FIELDS,
+    "weights": Field(lambda rows, _: _edge_tile(rows).by_key(rows.weights), -1, by_edge=True),
+    "scores": Field(lambda rows, _: _edge_tile(rows).by_key(rows.scores), -1, by_edge=True),
+    "mass_received": Field(lambda rows, _: _edge_tile(rows).by_key(rows.weights), -1, by_edge=True),
+    "expected_position": Field(_no_positions, -1),
+}
+
+
+def _edge_tile(rows: Rows) -> EdgeTile:
+    assert isinstance(rows.tile, EdgeTile)
+    return rows.tile
+
+
 def check_fields(names: Mapping[str, Any]) -> None:
     """Refuse what is not a field."""
     for name in names:
         if name not in FIELDS:
-            raise ValueError(refusal("fields", repr(name), f"some of {', '.join(FIELDS)}", nearest(name, FIELDS)))
+            raise ValueError(
+                refusal("fields", repr(name), f"some of {', '.join(FIELDS)}", nearest(name, FIELDS, listed=True))
+            )
 
 
 def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     """The wanted fields, name to argument, in one pass over the rows; laid out as (..., [Nq], [...], [F])."""
     check_fields(wanted)
-    fields = {name: (FIELDS[name], FIELDS[name].argument if arg is None else arg) for name, arg in wanted.items()}
+    known = OF_EDGES if isinstance(call, EdgeCall) else FIELDS
+    fields = {name: (known[name], known[name].argument if arg is None else arg) for name, arg in wanted.items()}
 
     tiled = not wants_dense()
 
@@ -121,7 +145,7 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
         weights = call.align.weights(scores, mask, tile)
         # Every field has the leading axes of the call, also where its operands only broadcast to them.
         features = () if call.form.features is None else (call.form.features,)
-        shape = (*call.lead, *features, len(i), call.n)
+        shape = (*call.lead, *features, len(i), len(tile.j))
         rows = Rows(tile, scores.expand(shape), mask, weights.expand(shape))
         return tuple(field.of_rows(rows, argument) for field, argument in fields.values())
 
@@ -130,6 +154,8 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     results = {}
     for (name, (field, _)), found in zip(fields.items(), zip(*parts, strict=True), strict=True):
         whole = sum(found[1:], found[0]) if field.axis is None else torch.cat(found, field.axis)
+        if isinstance(call, EdgeCall) and field.by_edge:
+            whole = call.in_order(whole)
         results[name] = shown(call, whole, field.axis)
     return results
 

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment
 from regard.general.alignments.base import readable, softmax
-from regard.general.masks import Keys, Sizes
+from regard.general.masks import Keys, Sizes, broadcasts
 from regard.observe.record import observing, paths_of
 from regard.observe.trace import ADOPT
 from regard.ops import hooks
 from regard.ops.call import Align, Call, Tile
+from regard.ops.edges import EdgeTile
 from regard.ops.random import PERMUTE, draw_seed, uniform
 
 Change = Callable[[Call], Call]
@@ -89,7 +90,7 @@ class Frozen(Replaced):
 
 
 class Given(Replaced):
-    """Weights from outside, (..., Nq, N), features last when multi-dimensional."""
+    """Weights from outside, (..., Nq, N) or of edges (..., E), features last when multi-dimensional."""
 
     def __init__(self, original: Align, weights: Tensor) -> None:
         super().__init__(original)
@@ -97,6 +98,8 @@ class Given(Replaced):
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         given, call = self.given, tile.call
+        if isinstance(tile, EdgeTile):
+            return tile.given(given.to(scores.dtype)).expand(scores.shape)
         features = 1 if call.form.multi else 0
         if given.dim() == 1 + features or (call.single and given.dim() < len(call.lead) + 2 + features):
             given = given.unsqueeze(-2 - features)
@@ -109,28 +112,51 @@ class Given(Replaced):
             fits = False
         if not fits:
             shown = (*call.lead, call.nq, call.n, *([call.form.features] if features else []))
-            raise ValueError(
-                refusal("how", f"weights of shape {tuple(self.given.shape)}", f"a shape that fits {shown}")
-            )
+            shown = tuple(size for k, size in enumerate(shown) if not (call.single and k == len(call.lead)))
+            axes = "".join((", queries" * (not call.single), ", keys", ", features" * features))
+            expected = f"a shape that broadcasts to {shown}: (…{axes})"
+            raise ValueError(refusal("how", f"weights of shape {tuple(self.given.shape)}", expected))
         rows = given if given.shape[-2] == 1 else given[..., tile.i.start : tile.i.stop, :]
         return rows.to(scores.dtype).expand(scores.shape)
 
 
 def given(weights: Tensor) -> Change:
-    """Use these weights: (..., Nq, N), or (..., N) for a single query."""
+    """Use these weights: (..., Nq, N), or (..., N) for a single query, or (..., E) for edges; features last if there are any.
+
+    What broadcasts to that will do: (N,) serves every query. They are read as they are: nothing masks or normalises them.
+    """
     if not isinstance(weights, Tensor) or not weights.dtype.is_floating_point:
-        raise TypeError(refusal("weights", type(weights).__name__, "a floating-point tensor"))
+        kind = f"a tensor of {weights.dtype}" if isinstance(weights, Tensor) else type(weights).__name__
+        raise TypeError(refusal("weights", kind, "a floating-point tensor"))
     return lambda call: call.with_(align=Given(call.align, weights))
 
 
 def erase(keys: Tensor | Sequence[int] | int) -> Change:
-    """Forbid some keys, by index or as booleans (..., N): the same as masking them, so the others are renormalised."""
+    """Forbid some keys: the same as masking them, so the others are renormalised.
+
+    Args:
+        keys: indices, which are erased in every sequence and for every query, whatever their axes; or booleans (..., N) whose
+            leading axes are the first ones of the call, for keys that differ from sequence to sequence. One key a sequence, at
+            `index` (B,), is `torch.nn.functional.one_hot(index, N).bool()`.
+    """
+    if not isinstance(keys, Tensor):
+        try:
+            keys = torch.as_tensor(keys)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(refusal("keys", repr(keys), "indices, or booleans (..., N)")) from None
+    if keys.dtype.is_floating_point and keys.numel():
+        raise TypeError(refusal("keys", f"a tensor of {keys.dtype}", "indices, or booleans (..., N)"))
+    wanted = keys
 
     def change(call: Call) -> Call:
-        if isinstance(keys, Tensor) and keys.dtype == torch.bool:
-            kept = ~keys.to(call.device)
+        if wanted.dtype == torch.bool:
+            lead, whole = tuple(wanted.shape[:-1]), (*call.lead, call.n)
+            if wanted.dim() == 0 or wanted.shape[-1] != call.n or not broadcasts(lead, call.lead[: len(lead)]):
+                got = f"booleans of shape {tuple(wanted.shape)}"
+                raise ValueError(refusal("keys", got, f"booleans over the keys, {whole}"))
+            kept = ~wanted.to(call.device)
         else:
-            index = torch.as_tensor(keys, dtype=torch.long, device=call.device).reshape(-1)
+            index = wanted.to(call.device, torch.long).reshape(-1)
             if len(index) and not bool(((index >= -call.n) & (index < call.n)).all()):
                 raise IndexError(refusal("keys", index.tolist(), f"indices of {call.n} keys"))
             kept = torch.ones(call.n, dtype=torch.bool, device=call.device).index_fill(0, index % max(call.n, 1), False)
@@ -176,8 +202,12 @@ def as_change(how: str | Tensor | Alignment | Change, keys: Any = None) -> Chang
             return erase(keys)
         if how not in NAMED:
             known = [*NAMED, "erased"]
-            raise ValueError(refusal("how", repr(how), f"one of {', '.join(known)}", nearest(how, known)))
+            raise ValueError(refusal("how", repr(how), f"one of {', '.join(known)}", nearest(how, known, listed=True)))
         return NAMED[how]
+    if isinstance(how, type):
+        raise TypeError(
+            refusal("how", f"the class {how.__name__}", "an alignment", f"Fix: make one, {how.__name__}(…).")
+        )
     if callable(how):
         return how
     raise TypeError(refusal("how", type(how).__name__, "a name, weights, an alignment, or a function Call -> Call"))
@@ -198,7 +228,8 @@ def intervene(
     Args:
         model: any module that holds attention of this library.
         how: `"uniform"`, `"permuted"`, `"random"` (anew in every call), `"frozen"` (constants for the gradient), `"erased"` with
-            `keys`; a tensor of weights; another alignment; or a function from `Call` to `Call`.
+            `keys`; a tensor of weights; another alignment; or a function from `Call` to `Call`. The first three are over all keys
+            that the mask allows, also where the alignment itself reads fewer (a window, a sample).
         at: paths, as in `named_modules()`; a path stands for everything below it too.
         keys: what `"erased"` erases.
 
@@ -212,6 +243,8 @@ def intervene(
     """
     change, paths = as_change(how, keys), paths_of(model)
     if at is not None:
+        if not isinstance(at, str | Sequence):
+            raise TypeError(refusal("at", type(at).__name__, "a path, or several"))
         wanted = [at] if isinstance(at, str) else list(at)
         for path in wanted:
             if path not in paths.values():

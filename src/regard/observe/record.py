@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from regard._errors import refusal
 from regard.observe.fields import check_fields
@@ -17,11 +18,13 @@ from regard.ops import hooks
 from regard.ops.call import Call
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# `module` is also a name that people give: it is left out only below those that are known to add it.
+_OF_MODULE = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 
 
 def _is_wrapper(parent: nn.Module, name: str) -> bool:
-    """Whether a child is all there is to its parent; `module` is also a name that people give."""
-    return name in _WRAPPERS or (name == "module" and len(list(parent.children())) == 1)
+    """Whether a child stands for its parent."""
+    return name in _WRAPPERS or (name == "module" and isinstance(parent, _OF_MODULE))
 
 
 def paths_of(model: nn.Module) -> dict[int, str]:

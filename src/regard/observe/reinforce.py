@@ -20,8 +20,8 @@ class MovingBaseline:
     """
 
     def __init__(self, decay: float = 0.9) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(refusal("decay", decay, "a number from 0 up to, not including, 1"))
+        if not isinstance(decay, int | float) or not 0 <= decay < 1:
+            raise ValueError(refusal("decay", repr(decay), "a number from 0 up to, not including, 1"))
         self.decay, self.value, self.started = decay, 0.0, False
 
     def update(self, reward: Tensor) -> None:
@@ -56,8 +56,13 @@ def reinforce(
         ...     context = attend(x, x)
         >>> rg.reinforce(trace, reward=context.sum((1, 2))).backward()
     """
-    reward = torch.as_tensor(reward).detach()
-    offset = baseline.value if isinstance(baseline, MovingBaseline) else baseline
+    _check_trace(trace)
+    reward = _as_reward(reward)
+    offset: object = baseline.value if isinstance(baseline, MovingBaseline) else baseline
+    if not isinstance(offset, Tensor | float | int):
+        raise TypeError(refusal("baseline", type(offset).__name__, "a tensor, a number or a MovingBaseline()"))
+    if not isinstance(entropy, float | int):
+        raise TypeError(refusal("entropy", repr(entropy), "a number, the weight of the entropy"))
     if isinstance(offset, Tensor) and offset.dim() and offset.shape != reward.shape:
         raise ValueError(
             refusal("baseline", f"shape {tuple(offset.shape)}", f"that of the reward, {tuple(reward.shape)}")
@@ -86,6 +91,22 @@ def reinforce(
     if isinstance(baseline, MovingBaseline):
         baseline.update(reward)
     return total
+
+
+def _check_trace(trace: object) -> None:
+    """Refuse what is no trace, such as the model itself."""
+    if not isinstance(trace, Trace):
+        fix = "Fix: with regard.record(model) as trace: …"
+        raise TypeError(refusal("trace", type(trace).__name__, "what was recorded", fix))
+
+
+def _as_reward(reward: object) -> Tensor:
+    """Rewards as numbers without a gradient: a tensor, or what one can be made of; a hit or miss counts one or nothing."""
+    try:
+        found = torch.as_tensor(reward).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(refusal("reward", repr(reward), "numbers, one for each sequence: (batch,)")) from None
+    return found if found.dtype.is_floating_point else found.to(torch.get_default_dtype())
 
 
 def _by_reward(x: Tensor, reward: Tensor) -> Tensor:

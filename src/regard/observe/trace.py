@@ -18,8 +18,10 @@ from regard.observe.fields import FIELDS, asking, compute, shown
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call
 from regard.ops.dispatch import wants_dense
+from regard.ops.edges import EdgeCall
 
 ADOPT = "Attention of torch or Hugging Face is seen after regard.adopt(model)."
+_NOTHING = f"did the model run inside record()? {ADOPT}"
 
 
 class Recorded:
@@ -123,19 +125,25 @@ class Recorded:
         call = self.call
         if call.form.multi:
             raise ValueError("expected_loss: a multi-dimensional alignment chooses a key for each feature")
+        if isinstance(call, EdgeCall):
+            raise ValueError("expected_loss: along edges every query has keys of its own")
 
         def probabilities(i: range) -> Tensor:
             return softmax(call.scores(i, tiled=not wants_dense()), call.tile(i).mask())
 
         with asking(call):
             p = torch.cat(over_rows(call, probabilities), -2).expand(*call.lead, call.nq, call.n)
-        total = torch.zeros((), dtype=p.dtype, device=p.device)
+        p = p.squeeze(-2) if call.single else p
+        total = torch.zeros(p.shape[:-1], dtype=p.dtype, device=p.device)
         for j in range(call.n):
             context = call.value[..., j : j + 1, :].expand(*call.lead, call.nq, -1)
-            if call.single:
-                total = total + p[..., 0, j] * loss(context.squeeze(-2))
-            else:
-                total = total + p[..., j] * loss(context)
+            context = context.squeeze(-2) if call.single else context
+            found = loss(context)
+            if not isinstance(found, Tensor) or found.shape != total.shape:
+                got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+                expected = f"{tuple(total.shape)}, one number for each context of {tuple(context.shape)}"
+                raise ValueError(refusal("loss", f"a function that gives {got}", expected))
+            total = total + p[..., j] * found
         return total
 
     def _get(self, name: str, argument: Any = None) -> Tensor:
@@ -194,9 +202,7 @@ class Trace:
     def __getitem__(self, path: str) -> Calls:
         if path not in self._calls:
             if not self._calls:
-                raise KeyError(
-                    f"trace: nothing was recorded, so there is no {path!r}; did the model run inside record()? {ADOPT}"
-                )
+                raise KeyError(f"trace: nothing was recorded, so there is no {path!r}; {_NOTHING}")
             raise KeyError(refusal("path", repr(path), "a recorded attention", nearest(path, self._calls)))
         return self._calls[path]
 
@@ -215,6 +221,8 @@ class Trace:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if not self._calls:
+            raise AttributeError(f"trace: nothing was recorded, so there is no {name!r}; {_NOTHING}")
         if len(self) != 1:
             raise AttributeError(f"{self!r} holds {len(self)} modules: take one, such as trace[path].{name}")
         return getattr(next(iter(self._calls.values())), name)
@@ -269,6 +277,8 @@ def load_trace(path: str | Path) -> Trace:
     """Read a trace that was saved; it holds the fields it was saved with."""
     from safetensors import SafetensorError, safe_open
 
+    if Path(path).is_dir():
+        raise IsADirectoryError(refusal("path", f"the folder {str(path)!r}", "a file written by Trace.save"))
     try:
         with safe_open(str(path), framework="pt") as file:
             index = _index(file.metadata(), path)

@@ -71,7 +71,8 @@ def _leaky_relu(slope: float) -> Activation:
     return Activation(
         f"leaky_relu:{slope!r}",
         lambda z: F.leaky_relu(z, slope),
-        lambda z: torch.where(z > 0, torch.ones_like(z), slope),
+        # The library's own backward: a selection would cost three times as much.
+        lambda z: torch.ops.aten.leaky_relu_backward(torch.ones_like(z), z, slope, False),
     )
 
 

@@ -29,7 +29,7 @@ LARGE_PANEL_ELEMENTS = 1 << 19
 def panel_rows(call: Call) -> int:
     """Query rows of one panel."""
     budget = CPU_PANEL_ELEMENTS if call.device.type == "cpu" else GPU_PANEL_ELEMENTS
-    return max(1, budget // max(1, math.prod(call.lead) * call.form.row_elements))
+    return max(1, budget // max(1, math.prod(call.lead) * call.row_elements))
 
 
 def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -> list[T]:
@@ -45,7 +45,7 @@ def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -
 
 def panels(call: Call, rows: int) -> list[range]:
     """The queries in panels of so many rows."""
-    return [range(i, min(i + rows, call.nq)) for i in range(0, call.nq, rows)]
+    return call.panels(rows)
 
 
 def recomputed(part: Callable[[range], T], i: range) -> T:
@@ -67,7 +67,7 @@ def blockwise(call: Call, rows: int | None = None) -> Tensor:
     if rows >= call.nq:
         return call.read(call.weights(tiled=True))
     compiling = torch.compiler.is_compiling()
-    elements = math.prod(call.lead) * rows * call.form.row_elements
+    elements = math.prod(call.lead) * rows * call.row_elements
     tidy = call.device.type == "cpu" and elements >= LARGE_PANEL_ELEMENTS and not compiling
 
     def attend(i: range) -> Tensor:

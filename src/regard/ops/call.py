@@ -183,6 +183,15 @@ class Tile:
         if not isinstance(found, Tensor) or not found.dtype.is_floating_point:
             kind = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
             raise TypeError(refusal("bias", f"a function that gives {kind}", "one that gives a floating-point tensor"))
+        whole = (*self.call.lead, len(self.i), len(self.j))
+        try:
+            fits = torch.broadcast_shapes(found.shape, whole) == whole
+        except RuntimeError:
+            fits = False
+        if not fits:
+            got = f"a function that gives shape {tuple(found.shape)} for {len(self.i)} queries and {len(self.j)} keys"
+            fix = "Fix: compute it from i and j, which may be some of all indices: table[i, j]."
+            raise ValueError(refusal("bias", got, f"a shape that broadcasts to {whole}", fix))
         return self.over_features(wide(found))
 
     def positions(self) -> tuple[Tensor, Tensor]:

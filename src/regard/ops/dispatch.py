@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from regard._errors import nearest, refusal
+from regard.ops.banded import banded, why_not_banded
 from regard.ops.blockwise import blockwise, panel_rows
 from regard.ops.call import Call
 from regard.ops.dense import dense
 from regard.ops.edges import EdgeCall
 from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_worthwhile
+from regard.ops.hashed import HashedCall
 
 IMPLS = ("auto", "dense", "blockwise", "fused")
 
@@ -47,7 +49,8 @@ _overrides: list[_Override] = []
 def check_impl(impl: str) -> str:
     """Return a known execution name, or refuse it."""
     if impl not in IMPLS:
-        raise ValueError(refusal("impl", repr(impl), f"one of {', '.join(IMPLS)}", nearest(str(impl), IMPLS)))
+        fix = nearest(str(impl), IMPLS, listed=True)
+        raise ValueError(refusal("impl", repr(impl), f"one of {', '.join(IMPLS)}", fix))
     return impl
 
 
@@ -91,6 +94,14 @@ def choose(call: Call, impl: str) -> Dispatch:
         return Dispatch(impl, "asked for")
     if isinstance(call, EdgeCall):
         return _along_edges(call)
+    if isinstance(call, HashedCall) and call.why_not_chunked() is None:
+        if torch._C._are_functorch_transforms_active():
+            return Dispatch("dense", "torch.func takes no hand-written gradient")
+        return Dispatch("chunked", "tokens sorted by bucket: each chunk reads its neighbours")
+    if why_not_banded(call) is None and not torch.compiler.is_compiling():
+        return Dispatch(
+            "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
+        )
     reason = why_not_fused(call) or why_not_worthwhile(call)
     if reason is None:
         what = "plain bilinear scores under a softmax: one library call"
@@ -151,6 +162,10 @@ def _run(call: Call, path: str) -> Tensor:
         return dense(call)
     if path == "fused":
         return fused(call)
+    if path == "banded":
+        return banded(call, lambda part: _run(part, choose(part, "auto").path))
+    if path == "chunked" and isinstance(call, HashedCall):
+        return call.chunked()
     if isinstance(call, EdgeCall) and call.why_not_segment() is None:
         asked = _overrides[-1].rows if _overrides else None
         return call.segment(asked or 0)

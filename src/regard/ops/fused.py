@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.ops.call import Call
+from regard.ops.edges import EdgeCall
+from regard.ops.fill import kept
 from regard.ops.forms import BilinearForm
 from regard.ops.kernels import additive_kernel, why_not_kernel
 
@@ -22,6 +24,8 @@ WRITTEN_MASK_ELEMENTS = 1 << 26
 
 def why_not_fused(call: Call) -> str | None:
     """The reason why this call has no fused execution, or None."""
+    if isinstance(call, EdgeCall):
+        return "the keys are edges, each read by one query"
     if not isinstance(call.form, BilinearForm):
         return why_not_kernel(call)
     if not call.form.is_plain:
@@ -75,12 +79,17 @@ def fused(call: Call) -> Tensor:
     mask, alive = _mask_and_rows(call, dtype)
     causal = mask is None and call.mask is not None
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-    context = context.reshape(*lead, nq, -1)[..., :width]
-    return context if alive is None else torch.where(alive, context, torch.zeros_like(context))
+    if len(lead) != 2:
+        context = context.reshape(*lead, nq, -1)
+    if context.shape[-1] != width:
+        context = context[..., :width]
+    return context if alive is None else kept(context, alive)
 
 
 def _four_axes(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     """(..., N, d) -> (batch, heads, N, d); more leading axes are folded into the heads."""
+    if len(lead) == 2 and x.shape[:-2] == lead:
+        return x
     batch = lead[0] if lead else 1
     return x.expand(*lead, *x.shape[-2:]).reshape(batch, -1, *x.shape[-2:])
 
@@ -139,14 +148,16 @@ def _whole_mask_shape(call: Call) -> tuple[int, ...] | None:
 def _bias_elements(call: Call) -> int:
     if call.bias is None:
         return 0
-    return math.prod(call.bias.shape) if isinstance(call.bias, Tensor) else call.nq * call.n
+    if isinstance(call.bias, Tensor):
+        return math.prod(call.bias.shape)
+    return math.prod(getattr(call.bias, "lead", ())) * call.nq * call.n
 
 
 def _needs_bias_gradient(call: Call) -> bool:
     if call.bias is None or not torch.is_grad_enabled():
         return False
-    # A function of indices may close over parameters; only calling it would tell.
-    if not isinstance(call.bias, Tensor) or call.bias.requires_grad:
+    # A function of indices may close over parameters; unless it says that it does not, only calling it would tell.
+    if getattr(call.bias, "requires_grad", True):
         return True
     # The bias is divided by the temperature.
     temperature = call.align.temperature_of_softmax

@@ -64,7 +64,7 @@ class Hard(Alignment):
     ) -> None:
         super().__init__()
         if gradient not in GRADIENTS:
-            fix = nearest(str(gradient), GRADIENTS)
+            fix = nearest(str(gradient), GRADIENTS, listed=True)
             raise ValueError(refusal("gradient", repr(gradient), f"one of {', '.join(GRADIENTS)}", fix))
         if not 0 < temperature < float("inf"):
             raise ValueError(refusal("temperature", temperature, "a finite number > 0"))

@@ -45,6 +45,11 @@ _LUONG = "Luong, Pham & Manning, Effective Approaches to Attention-based Neural 
     choose="long sequences where what matters lies together, at a place that the query tells",
     avoid="the relevant keys are scattered, or there is no query",
     preset={"position": "predictive"},
+    example="""
+    >>> x = torch.randn(2, 6, 4)
+    >>> Attention("dot", "local-predictive", window=2, query_dim=4)(x, x).shape
+    torch.Size([2, 6, 4])
+    """,
 )
 class Local(Alignment):
     r"""Attend a window (Luong et al. 2015, https://arxiv.org/abs/1508.04025).
@@ -89,7 +94,8 @@ class Local(Alignment):
             raise ValueError(refusal("window", repr(window), "a finite number >= 0"))
         if position not in ("monotonic", "predictive"):
             raise ValueError(refusal("position", repr(position), "'monotonic' or 'predictive'"))
-        self.window, self.position = window, position
+        # No window is longer than an index can be.
+        self.window, self.position = min(window, 1 << 53), position
         self.gaussian, self.renormalize = gaussian and window > 0, renormalize
         if position == "predictive":
             if query_dim is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,10 @@ from regard.catalog import register
 from regard.general.alignments.base import Alignment, softmax
 from regard.ops.call import Tile
 from regard.ops.folds import Fold, SoftFold, tempered
+from regard.ops.forms import wide
+
+# A square of the temperature, which its gradient divides by, must still be a number.
+_LOG_RANGE = 30.0
 
 
 @register(
@@ -34,7 +40,7 @@ class Soft(Alignment):
 
     Args:
         temperature: $\tau > 0$; towards 0 the largest score takes all, towards infinity all weigh the same.
-        learnable: train it, through its logarithm so that it stays positive.
+        learnable: train it, through its logarithm so that it stays positive, and within $e^{\pm 30}$ so that it stays finite.
 
     Example:
         >>> from regard import Attention, Dot
@@ -44,14 +50,20 @@ class Soft(Alignment):
 
     def __init__(self, temperature: float = 1.0, learnable: bool = False) -> None:
         super().__init__()
-        if not 0 < temperature < float("inf"):
-            raise ValueError(refusal("temperature", temperature, "a finite number > 0"))
+        if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+            raise ValueError(refusal("temperature", repr(temperature), "a finite number > 0"))
         self.temperature = float(temperature)
-        self.log_temperature = nn.Parameter(torch.tensor(self.temperature).log()) if learnable else None
+        if learnable and abs(math.log(temperature)) > _LOG_RANGE:
+            raise ValueError(
+                refusal("temperature", temperature, "a number from 1e-13 to 1e13, since it is learned there")
+            )
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature))) if learnable else None
 
     @property
     def temperature_of_softmax(self) -> float | Tensor:
-        return self.temperature if self.log_temperature is None else self.log_temperature.exp()
+        if self.log_temperature is None:
+            return self.temperature
+        return wide(self.log_temperature).clamp(-_LOG_RANGE, _LOG_RANGE).exp()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         scores = tempered(scores, self.temperature_of_softmax)

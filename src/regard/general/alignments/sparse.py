@@ -11,6 +11,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, masked, readable, softmax
 from regard.ops.call import Tile
+from regard.ops.forms import wide
 
 _BISECTIONS = 60
 
@@ -49,8 +50,8 @@ class Entmax(Alignment):
 
     def __init__(self, alpha: float = 1.5, learnable: bool = False) -> None:
         super().__init__()
-        if not 1 <= alpha < math.inf:
-            raise ValueError(refusal("alpha", alpha, "a finite number >= 1"))
+        if not isinstance(alpha, int | float) or not 1 <= alpha < math.inf:
+            raise ValueError(refusal("alpha", repr(alpha), "a finite number >= 1"))
         if learnable and not 1 < alpha < 2:
             raise ValueError(refusal("alpha", alpha, "a number strictly between 1 and 2, since it is learned there"))
         self.fixed_alpha = float(alpha)
@@ -59,7 +60,7 @@ class Entmax(Alignment):
     @property
     def alpha(self) -> float | Tensor:
         """The exponent in force."""
-        return self.fixed_alpha if self.alpha_logit is None else 1 + self.alpha_logit.sigmoid()
+        return self.fixed_alpha if self.alpha_logit is None else 1 + wide(self.alpha_logit).sigmoid()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         return entmax(scores, mask, self.alpha)
@@ -101,7 +102,11 @@ def entmax(scores: Tensor, mask: Tensor | None, alpha: float | Tensor) -> Tensor
     """Weights of complete rows; zeros where nothing is allowed."""
     if scores.shape[-1] == 0:
         return scores
-    if not isinstance(alpha, Tensor) and alpha == 1.0:
+    # Closer to one the power 1 / (alpha - 1) multiplies rounding by more than alpha still differs from softmax.
+    closest = 1 + math.sqrt(torch.finfo(scores.dtype).eps) / 2
+    if isinstance(alpha, Tensor):
+        alpha = alpha + (alpha.clamp(min=closest) - alpha).detach()
+    elif alpha < closest:
         return softmax(scores, mask)
     scores = masked(scores, mask)
     allowed = readable(scores, None)

@@ -67,6 +67,9 @@ class Score(nn.Module):
         self, query: Float[Tensor, "*q nq dq"] | None, key: Float[Tensor, "*k n dk"]
     ) -> Float[Tensor, "*scores"]:
         """Scores (..., Nq, N), or (..., Nq, N, F) when multi-dimensional."""
+        if query is None and self.needs_query:
+            raise ValueError(refusal("query", None, f"a tensor: {type(self).__name__} compares queries with keys"))
+        self.check_widths(query, key)
         form = self.reduce(query, key)
         scores = form.scores(range(form.sizes[0]))
         return scores.movedim(-3, -1) if form.multi else scores

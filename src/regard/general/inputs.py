@@ -1,0 +1,34 @@
+"""What a mechanism is given: tokens, and a mask of those that are real."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard._errors import refusal
+from regard.ops.fill import kept
+
+
+def masked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """One input (..., N, d) with zeros where its mask is False, and the mask (..., N)."""
+    if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+        got = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(refusal(name, got, "a floating-point tensor, (..., N, d)"))
+    if x.dim() < 2:
+        raise ValueError(refusal(name, f"shape {tuple(x.shape)}", "at least two axes, (..., N, d)"))
+    if width is not None and x.shape[-1] != width:
+        raise ValueError(refusal(name, f"width {x.shape[-1]}", f"{width}, as the mechanism was made for"))
+    if mask is None:
+        return x, None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        fix = "Fix: what Padding(lengths) says is torch.arange(N) < lengths[:, None]." if got == "Padding" else ""
+        raise TypeError(refusal(f"mask of {name}", got, "booleans, True for a real token", fix))
+    shape = x.shape[:-1]
+    if mask.shape != shape:
+        try:
+            mask = mask.expand(shape)
+        except RuntimeError:
+            got = f"shape {tuple(mask.shape)}"
+            raise ValueError(refusal(f"mask of {name}", got, f"a shape that broadcasts to {tuple(shape)}")) from None
+    return kept(x, mask.unsqueeze(-1)), mask

@@ -1,0 +1,316 @@
+"""Attention along edges, as a call: the keys are edges, and each is read by one query.
+
+A query's edges stand side by side in the slots 0, 1, … of its row, so that an alignment sees complete rows as always:
+scores of some queries are (..., [F], rows, slots), with as many slots as the longest of these rows needs. What is said of keys
+from outside, an edge mask, weights that are given, edges to erase, is said by edge, and so is what is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard._errors import refusal
+from regard.ops.call import Call, Tile
+from regard.ops.forms import AdditiveForm, BilinearForm
+from regard.ops.segment import edge_attention
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Edges from sources to targets, and where those of each target are once they are sorted by it."""
+
+    source: Tensor  # (E,), row of the values
+    target: Tensor  # (E,)
+    n_targets: int
+    order: Tensor  # (E,), the edges sorted by target, those of one target as they came
+    bounds: Tensor  # (targets + 1,), where the edges of each target begin and end
+    types: int = 1  # a source has a row for each type, side by side
+
+    @staticmethod
+    def of(source: Tensor, target: Tensor, n_targets: int, types: int = 1) -> Edges:
+        """Sort edges. Those to a target beyond the last belong to nobody."""
+        counts = target.new_zeros(n_targets + 1).scatter_add(0, target, torch.ones_like(target))
+        bounds = torch.cat([counts.new_zeros(1), counts[:n_targets].cumsum(0)])
+        return Edges(source, target, n_targets, target.argsort(stable=True), bounds, types)
+
+    @property
+    def edge_index(self) -> Tensor:
+        """Sources, whatever the type, and targets, (2, E)."""
+        return torch.stack([self.source // self.types, self.target])
+
+    @cached_property
+    def degrees(self) -> list[int]:
+        """The number of edges of each target. On the meta device nobody knows: one."""
+        return [1] * self.n_targets if self.target.device.type == "meta" else self.bounds.diff().tolist()
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Where each edge stands in the sorted order."""
+        return torch.empty_like(self.order).scatter_(
+            0, self.order, torch.arange(len(self.order), device=self.order.device)
+        )
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def slots(self, i: range) -> tuple[Tensor, Tensor]:
+        """The edges of some targets, (rows, slots), and whether there is one in a slot."""
+        count = max(self.degrees[i.start : i.stop], default=0) if len(self) else 0
+        place = self.bounds[i.start : i.stop, None] + torch.arange(count, device=self.target.device)
+        filled = place < self.bounds[i.start + 1 : i.stop + 1, None]
+        return self.order[place.clamp(max=max(len(self) - 1, 0))], filled
+
+    def only(self, allowed: Tensor) -> Edges:
+        """The same without some edges; no size depends on which."""
+        return Edges.of(self.source, torch.where(allowed, self.target, self.n_targets), self.n_targets, self.types)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeMask:
+    """Which edges may be read."""
+
+    allowed: Tensor | None  # (..., E)
+    edges: Edges
+
+    def kept(self) -> Edges:
+        """The edges that may be read."""
+        if self.allowed is None:
+            return self.edges
+        return self.edges.only(self.allowed) if torch.compiler.is_compiling() else self._kept
+
+    @cached_property
+    def _kept(self) -> Edges:
+        assert self.allowed is not None
+        return self.edges.only(self.allowed)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.edges),) if self.allowed is None else tuple(self.allowed.shape)
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        """Booleans that broadcast to (..., len(i), slots)."""
+        ids, filled = self.edges.slots(i)
+        return filled if self.allowed is None else filled & self.allowed[..., ids]
+
+    def keys(self, device: torch.device) -> Tensor | None:
+        return self.allowed
+
+    def rows(self, device: torch.device) -> Tensor | None:
+        """Targets that may read at least one edge."""
+        return reached(self.edges.target, self.edges.n_targets, self.allowed)
+
+    def also(self, other: EdgeMask) -> EdgeMask:
+        """Allowed by both; the other may be any mask of edges."""
+        keys = other.keys(self.edges.target.device)
+        if self.allowed is not None and keys is not None:
+            keys = self.allowed & keys
+        return EdgeMask(self.allowed if keys is None else keys, self.edges)
+
+
+def reached(index: Tensor, n: int, allowed: Tensor | None) -> Tensor:
+    """Which of n are the index of at least one allowed edge."""
+    ones = torch.ones(index.shape, device=index.device) if allowed is None else allowed.float()
+    return torch.zeros(*ones.shape[:-1], n, device=index.device).index_add(-1, index, ones) > 0
+
+
+@dataclass(frozen=True)
+class EdgeTile(Tile):
+    """Some queries and the slots of their edges."""
+
+    call: EdgeCall
+
+    @cached_property
+    def slots(self) -> tuple[Tensor, Tensor]:
+        return self.call.edges.slots(self.i)
+
+    @cached_property
+    def readable(self) -> Tensor:
+        """Which slots hold an edge that may be read, (..., rows, slots) without features."""
+        assert self.call.mask is not None
+        return self.call.mask.tile(self.i, self.j, self.call.device)
+
+    def mask(self) -> Tensor | None:
+        return self.over_features(self.readable)
+
+    def per_key(self, x: Tensor) -> Tensor:
+        """What is said of each edge, (..., E), slot by slot; zero where there is none."""
+        ids, filled = self.slots
+        return self.over_features(torch.where(filled, x[..., ids], torch.zeros((), dtype=x.dtype, device=x.device)))
+
+    def given(self, weights: Tensor) -> Tensor:
+        """Weights of edges (..., E), features last when there are any, in the layout of the scores."""
+        call = self.call
+        whole = (*call.lead, call.n, *([] if call.form.features is None else [call.form.features]))
+        try:
+            fits = torch.broadcast_shapes(weights.shape, whole) == whole and weights.shape[-1] == whole[-1]
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(refusal("how", f"weights of shape {tuple(weights.shape)}", f"a shape that fits {whole}"))
+        ids, filled = self.slots
+        if call.form.multi:
+            weights = weights.expand(whole).movedim(-1, -2)
+        return torch.where(filled, weights[..., ids], torch.zeros((), dtype=weights.dtype, device=weights.device))
+
+    def key_of(self, slot: Tensor) -> Tensor:
+        """The edges in some slots (..., rows, k) of each row; -1 stays."""
+        ids = self.slots[0].expand(*slot.shape[:-1], -1)
+        return torch.where(slot < 0, -1, ids.gather(-1, slot.clamp(min=0))) if ids.shape[-1] else slot
+
+    def by_key(self, x: Tensor) -> Tensor:
+        """Slots (..., rows, slots) as one row of edges, sorted by target."""
+        return x[..., self.slots[1]]
+
+
+@dataclass(frozen=True)
+class EdgeCall(Call):
+    """An attention whose keys are edges.
+
+    The form and the values are those of nodes: what an edge has is taken where it is needed, since there are many more edges. With
+    `by_edge` every edge has a key of its own.
+    """
+
+    edges: Edges = field(kw_only=True)
+    by_edge: bool = field(default=False, kw_only=True)
+
+    @property
+    def n(self) -> int:
+        return len(self.edges)
+
+    @property
+    def pairs(self) -> int:
+        return self.nq * max(self.edges.degrees, default=0)
+
+    @property
+    def row_elements(self) -> int:
+        hidden = self.form.a.shape[-1] if isinstance(self.form, AdditiveForm) else self.form.query.shape[-1]
+        return max(self.edges.degrees, default=0) * max(hidden, self.value.shape[-1])
+
+    def panels(self, rows: int) -> list[range]:
+        """Panels of so many of the longest rows, and of more where rows are shorter."""
+        found, begin, longest = [], 0, 0
+        slots = rows * max(self.edges.degrees, default=0)
+        for i, degree in enumerate(self.edges.degrees):
+            if i > begin and (i - begin + 1) * max(longest, degree) > slots:
+                found.append(range(begin, i))
+                begin, longest = i, 0
+            longest = max(longest, degree)
+        return [*found, range(begin, self.nq)]
+
+    def tile(self, i: range | None = None, j: range | None = None) -> Tile:
+        i = range(self.nq) if i is None else i
+        return EdgeTile(self, i, range(max(self.edges.degrees[i.start : i.stop], default=0) if self.n else 0))
+
+    def scores(self, i: range | None = None, *, tiled: bool = False) -> Tensor:
+        """Scores (..., [F], rows, slots): the form's own equation, for one query and its keys at a time."""
+        tile = self.tile(i)
+        assert isinstance(tile, EdgeTile)
+        ids, rows = tile.slots[0], slice(tile.i.start, tile.i.stop)
+        keys = ids if self.by_edge else self.edges.source[ids]
+        if isinstance(self.form, AdditiveForm):
+            return _additive(self.form, rows, keys, tile.readable)
+        return _bilinear(self.form, rows, keys, tile.over_features(tile.readable))
+
+    def read(self, weights: Tensor, i: range | None = None, *, drop: bool = True) -> Tensor:
+        tile = self.tile(i)
+        assert isinstance(tile, EdgeTile)
+        if drop and self.dropout > 0.0:
+            weights = weights * tile.keep(weights.dtype)
+        value = _taken(self.value.to(weights.dtype), self.edges.source[tile.slots[0]], tile.readable)
+        if self.form.multi:
+            context = (weights.movedim(-3, -1) * value).sum(-2)
+        else:
+            context = (weights.unsqueeze(-2) @ value).squeeze(-2)
+        return context.expand(*self.lead, *context.shape[-2:])
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """Edges sorted by target (..., E) in the order in which they were given."""
+        return x.index_select(-1, self.edges.places)
+
+    def why_not_segment(self) -> str | None:
+        """The reason why the operator for additive soft attention does not compute this call, or None."""
+        form = self.form
+        if not isinstance(form, AdditiveForm) or form.multi or form.weight is None:
+            return "the scores are not additive"
+        if form.activation.derivative is None:
+            return f"activation {form.activation.spec!r} has no known derivative"
+        if self.align.temperature_of_softmax is None:
+            return f"alignment {type(self.align).__name__} is not a plain softmax"
+        if self.dropout > 0.0:
+            return "dropout"
+        allowed = None if self.mask is None else self.mask.keys(self.device)
+        if allowed is not None and allowed.dim() > 1:
+            return "a mask of each head"
+        return None
+
+    def segment(self, panel: int) -> Tensor:
+        """Additive soft attention by one operator, (..., Nq, d_v)."""
+        form = self.form
+        assert isinstance(form, AdditiveForm)
+        assert form.weight is not None
+        assert self.mask is not None
+        assert isinstance(self.mask, EdgeMask)
+        edges, heads = self.mask.kept(), self.lead
+        temperature = self.align.temperature_of_softmax
+        assert temperature is not None
+        dtype = torch.promote_types(torch.promote_types(form.a.dtype, form.u.dtype), form.weight.dtype)
+        a, u, value = (_nodes_first(x.to(dtype), heads) for x in (form.a, form.u, self.value))
+        # Where keys are values they are gathered once.
+        same = self.value is form.u and not self.by_edge
+        weight = (form.weight / temperature).to(dtype).expand(*heads, -1).flatten(0, -2)
+        source = edges.source[edges.order]
+        context: Tensor = edge_attention(
+            a,
+            u,
+            None if same else value,
+            weight,
+            form.activation.spec,
+            edges.order if self.by_edge else source,
+            source,
+            edges.bounds,
+            panel,
+        )
+        return context.movedim(0, -2).reshape(*heads, self.nq, self.value.shape[-1])
+
+
+def _nodes_first(x: Tensor, heads: tuple[int, ...]) -> Tensor:
+    """(..., N, d) to (N, H, d)."""
+    return x.expand(*heads, *x.shape[-2:]).reshape(math.prod(heads), *x.shape[-2:]).movedim(-2, 0)
+
+
+def _taken(x: Tensor, index: Tensor, readable: Tensor) -> Tensor:
+    """Rows of x (..., N, d) by index (rows, slots): (..., rows, slots, d); zeros where nothing may be read, whatever is there."""
+    if x.shape[-2] == 0:
+        return x.new_zeros(*x.shape[:-2], *index.shape, x.shape[-1])
+    # Nodes first, as they lie in memory: whole rows of all heads are copied, and added up in the backward.
+    found = x.movedim(-2, 0).index_select(0, index.flatten()).unflatten(0, index.shape).movedim((0, 1), (-3, -2))
+    return torch.where(readable[..., None], found, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def _additive(form: AdditiveForm, rows: slice, keys: Tensor, readable: Tensor) -> Tensor:
+    weight = form.weight
+    if weight is not None and weight.dim() > 1 + form.multi:
+        weight = weight.unsqueeze(-3 if form.multi else -2)
+    of_rows = replace(form, a=form.a[..., rows, None, :], u=_taken(form.u, keys, readable), weight=weight)
+    scores = of_rows.scores(range(1)).squeeze(-2)
+    return scores.movedim(-2, -3) if form.multi else scores
+
+
+def _bilinear(form: BilinearForm, rows: slice, keys: Tensor, readable: Tensor) -> Tensor:
+    def per_row(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[..., rows, None]
+
+    of_rows = replace(
+        form,
+        query=form.query[..., rows, None, :],
+        key=_taken(form.key, keys, readable),
+        offset=None if form.offset is None else form.offset.unsqueeze(-1),
+        query_bias=per_row(form.query_bias),
+        key_bias=None if form.key_bias is None else form.key_bias[..., keys],
+    )
+    return of_rows.scores(range(1)).squeeze(-2)
