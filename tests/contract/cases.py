@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -188,6 +189,9 @@ def _variants() -> Iterator[Case]:
     yield _variant("reinforced", "sampled, with context", context=True, training=True)
     yield _variant("entmax", "bisection", alpha=1.3, score="general")
     yield _variant("entmax", "learnable", alpha=1.4, learnable=True)
+    yield _variant("structured", "normalised", normalize=True, score="general")
+    yield _variant("budget", "three", k=3, score="general")
+    yield _variant("budget", "exactly two, normalised", k=2, exact=True, normalize=True)
     yield attention(
         "dot",
         lambda: rg.Attention("dot", key_map=nn.Linear(11, 11), value_map=nn.Linear(13, 13)),
@@ -530,11 +534,162 @@ def _reading() -> Iterator[Case]:
         )
 
 
+def _capsules() -> Iterator[Case]:
+    def case(entry: str, more: str, make: Callable[[], nn.Module], width: int, read: Callable[[Any], Tensor]) -> Case:
+        return Case(
+            name=f"{entry}, {more}",
+            entry=entry,
+            make=make,
+            tensors={"features": ("b", "n", 11)},
+            masks={"mask": ("b", "n")},
+            result=("b", width),
+            call=lambda module, inputs: read(module(inputs.tensors["features"], inputs.masks["mask"])).flatten(-2),
+        )
+
+    def reconstruction(found: rg.Capsules) -> Tensor:
+        return found.reconstruction
+
+    capsule, heads = "capsule-based-attention", "multi-head-capsules"
+    yield case(capsule, "identity", lambda: rg.CapsuleAttention(11, 5), 55, reconstruction)
+    for maps, align in (("shared", "sparsemax"), ("class", None)):
+        make = partial(rg.CapsuleAttention, (11, 2, 13), 5, maps=maps, score="additive", align=align)
+        yield case(capsule, maps, make, 65, reconstruction)
+    yield case(heads, "identity", lambda: rg.MultiHeadCapsules(11, 5, 2), 110, reconstruction)
+    yield case(
+        heads,
+        "own maps, judged by head",
+        lambda: rg.MultiHeadCapsules((11, 2, 13), 5, 3, maps="head", judge="head", compare="map", score="general"),
+        55,
+        reconstruction,
+    )
+    # With a matrix for each input there are some to spare, for padding.
+    for more, options in (("own matrices", {"inputs": 13}), ("sparsemax", {"align": "sparsemax"})):
+        make = partial(rg.DynamicRouting, (11, 2), 5, **options)
+        yield case("dynamic-routing-capsules", more, make, 10, lambda v: v)
+    for link in ("attention", "routing"):
+        make = partial(rg.HierarchicalCapsules, 11, (7, 5), link=[link, "attention"])
+        yield case("hierarchical-capsules", link, make, 55, reconstruction)
+
+
+def _structured() -> Iterator[Case]:
+    for score, single_root in (("scaled-dot", False), ("additive", True)):
+        yield _self_attention(
+            "dependency-tree",
+            lambda score=score, single_root=single_root: rg.SelfAttention(
+                11, 5, 13, score=score, align=rg.DependencyTree(single_root)
+            ),
+            f"dependency-tree, {score}",
+        )
+
+
+def _emerging() -> Iterator[Case]:
+    def tokens(entry: str, name: str, make: Callable[[], nn.Module], width: int) -> Case:
+        return Case(
+            name=f"{entry}, {name}",
+            entry=entry,
+            make=make,
+            tensors={"query": ("b", "nq", 2), "key": ("b", "n", 11), "value": ("b", "n", 13)},
+            masks={"mask": ("b", "nq", "n")},
+            result=("b", "nq", width),
+            call=_attend,
+        )
+
+    routing, agreement = "dynamic-query-routing", "routing-by-agreement"
+    yield tokens(routing, "queries", lambda: rg.QueryRouting((2, 11, 13), 5, top_k=2), 13)
+    for score, noise in (("additive", 0.0), ("general", 0.7)):
+        make = partial(rg.QueryRouting, (2, 11, 13), 3, top_k=2, mix="context", score=score, noise=noise)
+        yield replace(tokens(routing, f"contexts, {score}", make, 13), training=noise > 0)
+    yield tokens(agreement, "as many", lambda: rg.AgreementAttention((2, 11, 13), 2, head_dim=(5, 7)), 2)
+    make = partial(rg.AgreementAttention, (2, 11, 13), 3, head_dim=3, capsules=1, score="additive", bias=True)
+    yield tokens(agreement, "one, biased", make, 2)
+    yield attention("sinkhorn", lambda: rg.Attention(rg.Additive(2, 11, 17), rg.Sinkhorn(0.5, 7)))
+    yield Case(
+        name="cross-modal-query-alignment",
+        entry="cross-modal-query-alignment",
+        make=lambda: rg.CrossModalAttention((11, 2), 5),
+        tensors={"first": ("b", "n", 11), "second": ("b", "n", 2)},
+        masks={"mask": ("b", "n")},
+        result=("b", "n", 13),
+        call=lambda module, inputs: torch.cat(module(*inputs.tensors.values(), (inputs.masks["mask"],) * 2), -1),
+    )
+    for steps, rate, align in ((0, 1.0, None), (2, 0.5, "entmax")):
+        yield Case(
+            name=f"energy-based-query-selection, {steps} steps",
+            entry="energy-based-query-selection",
+            make=partial(rg.EnergySelection, 11, beta=0.7, steps=steps, rate=rate, align=align),
+            tensors={"query": ("b", "nq", 11), "key": ("b", "n", 11), "value": ("b", "n", 13)},
+            masks={"mask": ("b", "nq", "n")},
+            result=("b", 13),
+            call=lambda module, inputs: module(
+                *inputs.tensors.values(), inputs.masks["mask"].any(-2), query_mask=inputs.masks["mask"].any(-1)
+            ),
+        )
+
+
+def _conditional() -> Iterator[Case]:
+    def asked(entry: str, make: Callable[[], nn.Module], x: int | None, width: int = 13) -> Case:
+        def call(module: nn.Module, inputs: Inputs) -> Tensor:
+            real = inputs.masks["mask"]
+            given = [inputs.tensors[name] for name in ("x", "condition") if name in inputs.tensors]
+            query = module.query(*given, real.any(-1))
+            mask = real if query.dim() == 2 else rg.Keys(real)
+            read = module.attention(query, inputs.tensors["key"], inputs.tensors["value"], mask=mask)
+            return read.reshape(len(read), width)
+
+        more: dict[str, Axes] = {} if x is None else {"x": ("b", x)}
+        return Case(
+            name=entry,
+            entry=entry,
+            make=lambda: Asked(make()),
+            tensors=more | {"condition": ("b", 5), "key": ("b", "n", 11), "value": ("b", "n", 13)},
+            masks={"mask": ("b", "n")},
+            result=("b", width),
+            call=call,
+        )
+
+    yield asked("conditional-query-generation", lambda: rg.FiLMQuery(2, 5), 2)
+    yield asked("hyper-network-query", lambda: rg.HyperQuery(3, 5, 2, rank=2), 3)
+    yield asked("latent-queries", lambda: rg.LatentQueries(2, 3, 5), None, 39)
+
+
 def _query() -> list[Case]:
-    return [*_asking(), *_queries(), *_many_asking(), *_multi_hop(), *_reading(), *_pointing(), *_saliency()]
+    return [
+        *_asking(),
+        *_queries(),
+        *_many_asking(),
+        *_multi_hop(),
+        *_reading(),
+        *_pointing(),
+        *_saliency(),
+        *_structured(),
+        *_emerging(),
+        *_conditional(),
+        *_capsules(),
+    ]
 
 
-CASES = [*_scores_and_alignments(), *_variants(), *_dimensionalities(), *_mechanisms(), *_feature(), *_query()]
+def _transformer() -> list[Case]:
+    from tests.contract import transformer_cases
+
+    return transformer_cases.CASES
+
+
+def _graph() -> list[Case]:
+    from tests.contract import graph_cases
+
+    return graph_cases.CASES
+
+
+CASES = [
+    *_scores_and_alignments(),
+    *_variants(),
+    *_dimensionalities(),
+    *_mechanisms(),
+    *_feature(),
+    *_query(),
+    *_transformer(),
+    *_graph(),
+]
 
 
 def named(name: str) -> Case:

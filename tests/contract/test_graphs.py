@@ -25,6 +25,7 @@ COMPILED = [
     ("reinforced, sampled, with context", "auto"),
     ("multi-dimensional, sparsemax", "panels"),
     ("directional-self-attention, forward", "panels"),
+    ("graph-attention, types of edges", "auto"),
 ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -127,28 +128,49 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(refusal("query", got, "as many axes as the key, or one fewer"))
         single = query.dim() == key.dim() - 1
         query = query.unsqueeze(-2) if single else query
-        bound, per_head = self._bind(mask, query, key, value, single)
-        rows = None
-        if bound is not None:
+        bound, per_head, rows = None, False, None
+        if mask is not None:
+            if single and isinstance(mask, Tensor) and mask.dim() >= 1:
+                mask = mask.unsqueeze(-2)
+            bound, per_head = self._bind(mask, query, key, value)
             rows, keys = bound.rows(key.device), bound.keys(key.device)
             if per_head:
                 rows, keys = (None if x is None or x.dim() < 2 else x.any(-2) for x in (rows, keys))
             query, key, value = keep(query, rows), keep(key, keys), keep(value, keys)
-        q, k, v = _split(query, self.W_Q, self.b_Q), _split(key, self.W_K, self.b_K), _split(value, self.W_V, self.b_V)
-        context = self._attend(q, k, v, bound, per_head, _over_heads(bias, key.dim(), single))
-        joined = context.movedim(-3, -2).flatten(-2) @ self.W_O.mT
-        result = joined if self.b_O is None else joined + self.b_O
-        result = keep(result, rows)
+        q, k, v = self.project(query, key, value)
+        context = self._attend(q, k, v, bound, per_head, over_heads(bias, key.dim(), single))
+        result = keep(self.join(context), rows)
         return result.squeeze(-2) if single else result
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bound: Bound | None, per_head: bool, bias: Any) -> Tensor:
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads, (..., H, N, d_h); by one product where all three are one input."""
+        # For a few tokens, as in decoding, putting the matrices together would cost more than it saves.
+        one = query is key and key is value and query.numel() >= self.W_Q.numel()
+        if not one or self.W_K.shape != self.W_V.shape:
+            q, k = split_heads(query, self.W_Q, self.b_Q), split_heads(key, self.W_K, self.b_K)
+            return q, k, split_heads(value, self.W_V, self.b_V)
+        b = None
+        if self.b_Q is not None and self.b_K is not None and self.b_V is not None:
+            b = torch.cat([self.b_Q, self.b_K, self.b_V])
+        together = split_heads(query, torch.cat([self.W_Q, self.W_K, self.W_V]), b)
+        # Parted where they lie side by side in memory, so that their gradients are put together there too.
+        q, k, v = together.transpose(-2, -3).split([self.n_heads, self.key_heads, self.key_heads], -2)
+        return q.transpose(-2, -3), k.transpose(-2, -3), v.transpose(-2, -3)
+
+    def join(self, context: Tensor) -> Tensor:
+        """Contexts of all heads (..., H, Nq, d_v), side by side and mapped: (..., Nq, d_q)."""
+        return F.linear(context.transpose(-3, -2).flatten(-2), self.W_O, self.b_O)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, bound: Bound | None, per_head: bool, bias: Any, start: int = 0
+    ) -> Tensor:
         """Contexts of all heads, (..., H, Nq, d_v)."""
         group = self.n_heads // self.key_heads
         mask = None if bound is None else Filled(bound, heads=not per_head)
         if self.attention is not None:
             if group > 1:
                 k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-            together: Tensor = self.attention(q, k, v, mask=mask, bias=bias)
+            together: Tensor = self.attention(q, k, v, mask=mask, bias=bias, start=start)
             return together
         assert self.heads is not None
         contexts = []
@@ -157,24 +179,18 @@ class MultiHeadAttention(nn.Module):
             own, shared = slice(h, h + 1), slice(h // group, h // group + 1)
             if bound is not None and per_head:
                 mask = Filled(_of_head(bound, h, q.device))
-            added = bias[..., own, :, :] if isinstance(bias, Tensor) and bias.dim() > 2 and bias.shape[-3] > 1 else bias
-            contexts.append(
-                attend(q[..., own, :, :], k[..., shared, :, :], v[..., shared, :, :], mask=mask, bias=added)
-            )
+            parts = q[..., own, :, :], k[..., shared, :, :], v[..., shared, :, :]
+            contexts.append(attend(*parts, mask=mask, bias=_bias_of_head(bias, h), start=start))
         return torch.cat(contexts, -3)
 
     def _bind(
-        self, mask: Tensor | Mask | None, query: Tensor, key: Tensor, value: Tensor, single: bool
-    ) -> tuple[Bound | None, bool]:
-        """The mask for these inputs, and whether it knows heads."""
-        if mask is None:
-            return None, False
-        if single and isinstance(mask, Tensor) and mask.dim() >= 1:
-            mask = mask.unsqueeze(-2)
+        self, mask: Tensor | Mask, query: Tensor, key: Tensor, value: Tensor, past: int = 0
+    ) -> tuple[Bound, bool]:
+        """The mask for these inputs and so many earlier keys, and whether it knows heads."""
         mask = as_mask(mask)
         lead = tuple(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))
         per_head = isinstance(mask, Pairs) and mask.allowed.dim() == len(lead) + 3
-        sizes = Sizes((*lead, self.n_heads) if per_head else lead, query.shape[-2], key.shape[-2])
+        sizes = Sizes((*lead, self.n_heads) if per_head else lead, query.shape[-2], past + key.shape[-2])
         return mask.bind(sizes), per_head
 
     @classmethod
@@ -223,13 +239,21 @@ def _of_head(bound: Bound, h: int, device: torch.device) -> Bound:
     return Pairs(allowed).bind(Sizes((*sizes.lead[:-1], 1), sizes.nq, sizes.n))
 
 
-def _split(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+def _bias_of_head(bias: Any, h: int) -> Any:
+    """One head of a bias of all, given as a tensor or as a function of indices; or the one that all share."""
+    if isinstance(bias, Tensor):
+        return bias[..., h : h + 1, :, :] if bias.dim() > 2 and bias.shape[-3] > 1 else bias
+    return None if bias is None else lambda i, j: _bias_of_head(bias(i, j), h)
+
+
+def split_heads(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
     """Project by all heads with one product: (..., N, d) to (..., H, N, d_h)."""
-    projected: Tensor = (x @ W.flatten(0, 1).mT).unflatten(-1, W.shape[:2])
-    return (projected if b is None else projected + b).movedim(-2, -3)
+    projected: Tensor = F.linear(x, W.flatten(0, 1), None if b is None else b.flatten())
+    heads: Tensor = projected.unflatten(-1, W.shape[:2]).transpose(-2, -3)
+    return heads
 
 
-def _over_heads(bias: Any, axes: int, single: bool) -> Any:
+def over_heads(bias: Any, axes: int, single: bool) -> Any:
     """A bias without heads, with an axis for them; Nq is there for a single query too."""
     if not isinstance(bias, Tensor):
         return bias

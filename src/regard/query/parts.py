@@ -11,6 +11,7 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.general.masks import Bound, Keys, Mask, Sizes, as_mask
 from regard.general.scores.base import width
+from regard.ops.banded import Reach
 from regard.ops.dispatch import autocasting
 
 
@@ -80,6 +81,11 @@ class _BoundFilled(Bound):
     @property
     def is_plain_causal(self) -> bool:  # type: ignore[override]
         return self.bound.is_plain_causal
+
+    @property
+    def reach(self) -> Reach | None:
+        reach = self.bound.reach
+        return reach if reach is None or reach.real is None else reach._replace(real=self._spread(reach.real, 1))
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self._spread(self.bound.tile(i, j, device), 2)

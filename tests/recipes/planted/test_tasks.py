@@ -9,12 +9,17 @@ import torch
 
 import regard as rg
 from regard.recipes.planted import (
+    AttributeLookup,
     Batch,
     Classifier,
+    Dialects,
     InformativeSource,
     Lookup,
     MarkedWord,
     MatchingPair,
+    NoisySegments,
+    PairedViews,
+    StoredPattern,
     TargetSentiment,
     WordThenCharacter,
     accuracy,
@@ -22,7 +27,15 @@ from regard.recipes.planted import (
 )
 from regard.recipes.planted.task import hidden_signs
 
-TASKS = [MatchingPair(), Lookup(), TargetSentiment(), MarkedWord(), WordThenCharacter(), InformativeSource()]
+TASKS = [
+    MatchingPair(),
+    Lookup(),
+    TargetSentiment(),
+    MarkedWord(),
+    WordThenCharacter(),
+    InformativeSource(),
+    NoisySegments(),
+]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
 COUNT = 4096
 
@@ -185,3 +198,56 @@ def test_another_loss_may_be_given():
     losses = fit(model, task, steps=100, lr=0.03, loss=supervised)
     assert seen[0] == (64,)
     assert losses[-1] < losses[0] / 2
+
+
+def test_segments_are_two_runs_that_hold_one_sign():
+    task = NoisySegments()
+    batch = drawn(task)
+    inside, value = batch.truth["inside"], batch.inputs["value"].squeeze(-1)
+    runs = (inside & ~torch.nn.functional.pad(inside, (1, 0))[:, :-1]).sum(-1)
+    # Two that touch are one.
+    assert ((runs == 2) | (runs == 1)).all()
+    assert (runs == 2).float().mean() > 0.9
+    assert ((inside.sum(-1) >= 2 * task.shortest) & (inside.sum(-1) <= 2 * task.longest)).all()
+    sign = (2.0 * batch.target - 1)[:, None].expand_as(value)
+    assert torch.equal(value[inside], sign[inside])
+    evidence = batch.inputs["key"][..., 0]
+    wrong = ((evidence > 0) != inside).float().mean()
+    assert 0.2 < wrong < 0.3
+
+
+def test_a_dialect_tells_between_two_items_that_are_both_there():
+    task = Dialects()
+    batch = drawn(task)
+    dialect, named = batch.inputs["query"][:, :2].argmax(-1), batch.inputs["query"][:, 2:].argmax(-1)
+    codes = batch.inputs["key"].argmax(-1)
+    for reading in (0, 1):
+        assert ((codes == ((named + reading) % task.codes)[:, None]).sum(-1) == 1).all()
+    assert torch.equal(at(codes, batch.truth["key"]), (named + dialect) % task.codes)
+    assert torch.equal(at(batch.inputs["value"].squeeze(-1), batch.truth["key"]) > 0, batch.target == 1)
+
+
+def test_the_condition_tells_between_colour_and_shape():
+    batch = drawn(AttributeLookup())
+    query, key, which = (batch.inputs[name] for name in ("query", "key", "condition"))
+    alike = (query[:, None] * key).unflatten(-1, (2, -1)).sum(-1)
+    assert (alike.sum(1) == 1).all()
+    assert (alike.sum(-1) <= 1).all()
+    assert (at(alike, batch.truth["key"]) == which).all()
+
+
+def test_the_views_are_of_the_same_things():
+    task = PairedViews(noise=0.0)
+    batch = drawn(task, count=64)
+    things = [
+        batch.inputs[n] @ torch.linalg.pinv(task._map(d, s)).mT for n, d, s in (("first", 8, 1), ("second", 11, 2))
+    ]
+    partner = batch.target.unsqueeze(-1).expand_as(things[1])
+    assert torch.allclose(things[0], things[1].gather(1, partner), atol=1e-4)
+
+
+def test_the_query_that_is_meant_lies_by_its_key():
+    batch = drawn(StoredPattern())
+    near = (batch.inputs["query"] @ batch.inputs["key"].mT).flatten(1).argmax(-1)
+    found = torch.stack([near // 6, near % 6], -1)
+    assert (found == torch.stack([batch.truth["query"], batch.truth["key"]], -1)).all(-1).float().mean() > 0.99

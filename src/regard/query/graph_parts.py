@@ -1,0 +1,207 @@
+"""What graph attention is made of: the two scores of its papers, and edges that are sorted once."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from regard._errors import refusal
+from regard.general.scores.base import AdditiveForm, Heads, Score, head_axes, vector, width
+from regard.ops.activations import activation
+from regard.ops.edges import EdgeMask, Edges, reached
+
+
+class GATScore(Score):
+    r"""The score of GAT (Veličković et al. 2018, https://arxiv.org/abs/1710.10903), of nodes that are already projected.
+
+    $$e_{ij} = \mathrm{LeakyReLU}\big(a_\text{centre} \cdot q_i + a_\text{neighbour} \cdot k_j\big)$$
+
+    It is monotone in $a_\text{neighbour} \cdot k_j$: all queries rank the keys alike, whatever they ask (Brody et al. 2022).
+
+    Args:
+        dim: width of queries and keys.
+        slope: of the LeakyReLU below zero.
+        heads: leading axes of the parameters.
+
+    Example:
+        >>> GATScore(3)(torch.randn(2, 5, 3), torch.randn(2, 7, 3)).shape
+        torch.Size([2, 5, 7])
+    """
+
+    def __init__(self, dim: int, slope: float = 0.2, heads: Heads = ()) -> None:
+        super().__init__()
+        self.query_dim = self.key_dim = width("dim", dim)
+        lead = self.head_shape = head_axes(heads)
+        self.a_centre, self.a_neighbour = vector(*lead, dim), vector(*lead, dim)
+        self.activation = activation(f"leaky_relu:{float(slope)}")
+
+    def reduce(self, query: Tensor | None, key: Tensor) -> AdditiveForm:
+        assert query is not None
+        a, u = query @ self.a_centre.unsqueeze(-1), key @ self.a_neighbour.unsqueeze(-1)
+        return AdditiveForm(a, u, a.new_ones(1), self.activation)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.key_dim}, activation={self.activation.spec!r}"
+
+
+class GATv2Score(Score):
+    r"""The score of GATv2 (Brody, Alon & Yahav 2022, https://arxiv.org/abs/2105.14491), of nodes that are already projected.
+
+    $$e_{ij} = w \cdot \mathrm{LeakyReLU}(q_i + k_j)$$
+
+    The additive score without its two matrices, which the values have a use for as well.
+
+    Args:
+        dim: width of queries and keys.
+        slope: of the LeakyReLU below zero.
+        heads: leading axes of the parameters.
+
+    Example:
+        >>> GATv2Score(3)(torch.randn(2, 5, 3), torch.randn(2, 7, 3)).shape
+        torch.Size([2, 5, 7])
+    """
+
+    def __init__(self, dim: int, slope: float = 0.2, heads: Heads = ()) -> None:
+        super().__init__()
+        self.query_dim = self.key_dim = width("dim", dim)
+        lead = self.head_shape = head_axes(heads)
+        self.w = vector(*lead, dim)
+        self.activation = activation(f"leaky_relu:{float(slope)}")
+
+    def reduce(self, query: Tensor | None, key: Tensor) -> AdditiveForm:
+        assert query is not None
+        return AdditiveForm(query, key, self.w, self.activation)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.key_dim}, activation={self.activation.spec!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Edges of a graph, loops included, and what of it may be read."""
+
+    edges: Edges
+    mask: EdgeMask
+    read: Tensor | None  # which sources somebody reads; None for all
+    asking: Tensor | None  # which targets read something; None for all
+
+
+def _some(which: Tensor) -> Tensor | None:
+    """None where all are true, if one may look."""
+    return None if _is_plain(which) and which.device.type == "cpu" and bool(which.all()) else which
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor has numbers to look at: not one of torch.func's or a tracer's."""
+    if torch.compiler.is_compiling() or x.device.type == "meta":
+        return False
+    return type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def graph(
+    edge_index: Tensor,
+    sizes: tuple[int, int],
+    mask: Tensor | None,
+    edge_type: Tensor | None,
+    *,
+    types: int = 1,
+    loops: bool = False,
+) -> Graph:
+    """The graph of an edge index (2, E), sources above targets; the same one while nothing of it has changed.
+
+    Args:
+        edge_index: (2, E).
+        sizes: number of targets and of sources.
+        mask: True for edges that may be read, (E,).
+        edge_type: (E,), from 0.
+        types: number of types, that of the loops included.
+        loops: add an edge from each node to itself, after all others, of the last type; those that are there already are masked.
+    """
+    given = (edge_index, mask, edge_type)
+    lasting = all(x is None or (_is_plain(x) and not x.is_inference()) for x in given)
+    if not lasting:
+        return _built(edge_index, sizes, mask, edge_type, types, loops)
+    known: _Known | None = _known.get(edge_index)
+    if known is not None and known.is_of(given, (sizes, types, loops)):
+        return known.graph
+    made = _built(edge_index, sizes, mask, edge_type, types, loops)
+    _known[edge_index] = _Known(made, [_Stamp.of(x) for x in given], (sizes, types, loops))
+    return made
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """A tensor as it was, without holding it."""
+
+    ref: weakref.ref[Tensor]
+    version: int
+
+    @staticmethod
+    def of(x: Tensor | None) -> _Stamp | None:
+        return None if x is None else _Stamp(weakref.ref(x), x._version)
+
+
+@dataclass(frozen=True)
+class _Known:
+    graph: Graph
+    stamps: list[_Stamp | None]
+    settings: object
+
+    def is_of(self, given: tuple[Tensor | None, ...], settings: object) -> bool:
+        """Whether it was made from these tensors, and nobody has written to them since."""
+        same = (
+            x is None if stamp is None else x is not None and stamp.ref() is x and stamp.version == x._version
+            for stamp, x in zip(self.stamps, given, strict=True)
+        )
+        return self.settings == settings and all(same)
+
+
+# Layers that are stacked read the same edges, and so does every epoch.
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _built(
+    edge_index: Tensor,
+    sizes: tuple[int, int],
+    mask: Tensor | None,
+    edge_type: Tensor | None,
+    types: int,
+    loops: bool,
+) -> Graph:
+    n_targets, n_sources = sizes
+    _check_range("edge_index", edge_index[0], n_sources, "sources")
+    _check_range("edge_index", edge_index[1], n_targets, "targets")
+    # Copies: what is remembered, or recorded, must neither change with the edges nor keep them alive.
+    source, target = (end.to(torch.long, copy=True) for end in edge_index.unbind())
+    mask = None if mask is None else mask.clone()
+    if edge_type is not None:
+        _check_range("edge_type", edge_type, types - loops, "edge types")
+    if loops:
+        apart = source != target
+        mask = apart if mask is None else mask & apart
+        if _is_plain(mask) and mask.device.type == "cpu" and bool(mask.all()):
+            mask = None
+        own = torch.arange(n_targets, device=edge_index.device)
+        source, target = torch.cat([source, own]), torch.cat([target, own])
+        if mask is not None:
+            mask = torch.cat([mask, torch.ones_like(own, dtype=torch.bool)])
+        if edge_type is not None:
+            edge_type = torch.cat([edge_type, torch.full_like(own, types - 1, dtype=edge_type.dtype)])
+    row = source if edge_type is None else source * types + edge_type
+    edges = Edges.of(row, target, n_targets, types)
+    read, asking = _some(reached(source, n_sources, mask)), _some(reached(target, n_targets, mask))
+    return Graph(edges, EdgeMask(mask, edges), read, asking)
+
+
+def _check_range(name: str, index: Tensor, n: int, what: str) -> None:
+    # Only where looking at the numbers stalls no device and breaks no graph.
+    if not _is_plain(index) or index.device.type != "cpu" or index.numel() == 0:
+        return
+    least, most = int(index.min()), int(index.max())
+    if least < 0 or most >= n:
+        got = f"indices from {least} to {most}"
+        raise IndexError(refusal(name, got, f"indices of {n} {what}"))

@@ -1,0 +1,81 @@
+"""Graph attention beside torch_geometric: the same weights, results, gradients and weights of edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as rg
+from tests.cases import assert_same, scrambled
+from tests.feature.common import EXECUTIONS, normal
+from tests.query.test_graph import HEAD, D, E, H, N, drawn
+
+every_execution = pytest.mark.parametrize("execution", EXECUTIONS, ids=str)
+
+CONVOLUTIONS = [
+    {},
+    {"edge_dim": 4},
+    {"concat": False},
+    {"bias": False},
+    {"add_self_loops": False},
+    {"negative_slope": 0.5},
+]
+
+
+@every_execution
+@pytest.mark.parametrize("more", [*CONVOLUTIONS, {"share_weights": True}], ids=str)
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
+def test_torch_geometric_agrees(kind, more, execution):
+    nn = pytest.importorskip("torch_geometric.nn")
+    if kind == "GATConv" and "share_weights" in more:
+        pytest.skip("a GATConv has one matrix in any case")
+    torch.manual_seed(0)
+    theirs = scrambled(getattr(nn, kind)(D, HEAD, heads=H, **more))
+    ours = rg.GraphAttention.from_geometric(theirs)
+    x, edges = normal(N, D).requires_grad_(), drawn()
+    attr = normal(E, 4, seed=1) if "edge_dim" in more else None
+    with rg.execution(execution[0], panel=execution[1]):
+        found = ours(x, edges, edge_attr=attr)
+        (mine,) = torch.autograd.grad(found.square().sum(), x)
+        with rg.record(ours) as trace:
+            ours(x, edges, edge_attr=attr)
+    expected, (ends, weights) = theirs(x, edges, attr, return_attention_weights=True)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    assert_same(found, expected)
+    assert_same(mine, gradient)
+    call = trace["attention"].call
+    kept = torch.ones(call.n).bool() if call.mask.allowed is None else call.mask.allowed
+    assert torch.equal(call.edges.edge_index[:, kept], ends)
+    assert_same(trace["attention"].weights[:, kept].mT, weights)
+
+
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
+def test_torch_geometric_agrees_on_two_kinds_of_nodes(kind):
+    nn = pytest.importorskip("torch_geometric.nn")
+    theirs = scrambled(getattr(nn, kind)((4, D), HEAD, heads=H, add_self_loops=False))
+    ours = rg.GraphAttention.from_geometric(theirs)
+    x, source, edges = normal(N, D), normal(11, 4, seed=1), drawn(m=11)
+    assert_same(ours(x, edges, source), theirs((source, x), edges))
+
+
+def test_what_cannot_be_loaded_is_refused():
+    nn = pytest.importorskip("torch_geometric.nn")
+    with pytest.raises(TypeError, match="module: got Linear, expected a GATConv or a GATv2Conv"):
+        rg.GraphAttention.from_geometric(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="module: got one with residual=True"):
+        rg.GraphAttention.from_geometric(nn.GATv2Conv(D, HEAD, residual=True))
+    with pytest.raises(ValueError, match="module: got fill_value='add', expected 'mean'"):
+        rg.GraphAttention.from_geometric(nn.GATConv(D, HEAD, edge_dim=4, fill_value="add"))
+    state = nn.GATv2Conv(D, HEAD, heads=H, edge_dim=4).state_dict()
+    with pytest.raises(ValueError, match="state: got no W_E, expected what this module has"):
+        rg.GraphAttention(D, H, head_dim=HEAD, edge_dim=4).load_geometric(
+            {name: x for name, x in state.items() if name != "lin_edge.weight"}
+        )
+    with pytest.raises(
+        ValueError, match=r"state: got \['att', .*'lin_r.weight'\], expected the weights of a layer for GATScore"
+    ):
+        rg.GraphAttention(D, H, head_dim=HEAD, score="gat").load_geometric(state)
+    with pytest.raises(ValueError, match="state: got W_E, expected what this module has"):
+        rg.GraphAttention(D, H, head_dim=HEAD).load_geometric(state)
+    with pytest.raises(ValueError, match="score='gat' or 'gatv2'"):
+        rg.GraphAttention(D, H, head_dim=HEAD, score="dot").load_geometric(state)
