@@ -1,0 +1,211 @@
+"""Encoder, decoder, and both: torch's weights, order, causality, padding, and decoding by portions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import regard as rg
+from tests.cases import assert_same, scrambled
+from tests.feature.common import normal
+from tests.transformer.common import EXECUTIONS, POSITIONS, REAL
+
+TARGET = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+
+
+def dirty(x, mask):
+    return torch.where(mask[..., None], x, math.nan)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_is_torchs_with_the_same_weights(norm_first, execution):
+    layer = nn.TransformerEncoderLayer(12, 3, 20, batch_first=True, norm_first=norm_first)
+    final = nn.LayerNorm(12, eps=1e-3) if norm_first else None
+    theirs = scrambled(nn.TransformerEncoder(layer, 3, final, enable_nested_tensor=False)).eval()
+    ours, x = rg.TransformerEncoder.from_torch(theirs), normal(2, 7, 12)
+    for pairs, above in ((None, None), (rg.Causal(), torch.ones(7, 7, dtype=torch.bool).triu(1))):
+        expected = theirs(x, mask=above, src_key_padding_mask=~REAL)
+        with EXECUTIONS[execution]():
+            found = ours(dirty(x, REAL), REAL, pairs=pairs)
+        assert_same(found[REAL], expected[REAL])
+        assert not found[~REAL].any()
+        assert_same(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_both_are_torchs_with_the_same_weights(norm_first):
+    theirs = scrambled(nn.Transformer(12, 3, 2, 2, 20, batch_first=True, norm_first=norm_first)).eval()
+    ours, x, y = rg.Transformer.from_torch(theirs), normal(2, 7, 12), normal(2, 5, 12, seed=1)
+    leaves = [x.requires_grad_(), y.requires_grad_()]
+    expected = theirs(
+        *leaves,
+        tgt_mask=torch.ones(5, 5, dtype=torch.bool).triu(1),
+        src_key_padding_mask=~REAL,
+        tgt_key_padding_mask=~TARGET,
+        memory_key_padding_mask=~REAL,
+    )
+    found = ours(*leaves, REAL, TARGET)
+    assert_same(found[TARGET], expected[TARGET])
+    assert not found[~TARGET].any()
+    for a, b in zip(*(torch.autograd.grad(z[TARGET].square().sum(), leaves) for z in (found, expected)), strict=True):
+        assert_same(a, b)
+
+
+def test_a_decoder_sees_nothing_that_comes_later():
+    m, x, memory = scrambled(rg.TransformerDecoder(8, 2, 2)), normal(2, 7, 8), normal(2, 5, 8, seed=1)
+    before, changed = m(x, memory), x.clone()
+    changed[:, 4] += 1
+    after = m(changed, memory)
+    assert_same(after[:, :4], before[:, :4])
+    assert not torch.allclose(after[:, 4:], before[:, 4:])
+
+
+def test_a_memory_of_one_is_read_by_all_alike():
+    """The weight is one, so every token reads the same."""
+    m, x = scrambled(rg.TransformerDecoder(8, 2, 1)), normal(2, 7, 8)
+    with rg.record(m) as trace:
+        m(x, normal(2, 1, 8, seed=1))
+    assert_same(trace["layers.0.cross.attention"].weights, torch.ones(2, 2, 7, 1, dtype=torch.float64))
+    layer = m.layers[0]
+    read = layer.cross(x, normal(2, 1, 8, seed=1))
+    assert_same(read, read[:, :1].expand_as(read))
+
+
+def test_a_memory_of_nothing_adds_nothing():
+    m, x, memory = scrambled(rg.TransformerDecoder(8, 2, 1)), normal(2, 7, 8), normal(2, 5, 8, seed=1)
+    none = torch.tensor([[False] * 5, [True] * 5])
+    read = m.layers[0].cross(x, memory, mask=rg.Keys(none))
+    assert not read[0].any()
+    assert read[1].any()
+    assert m(x, dirty(memory, none), memory_mask=none).isfinite().all()
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("position", [None, *POSITIONS])
+def test_every_position_in_every_execution(position, execution):
+    m = scrambled(rg.TransformerEncoder(8, 2, 2, position=position, norm="pre", feedforward_dim=5))
+    x = normal(2, 7, 8).requires_grad_()
+
+    def outcome():
+        out = m(x, REAL)
+        return [out, *torch.autograd.grad(out.square().sum(), [x, *m.parameters()], allow_unused=True)]
+
+    with rg.execution("dense"):
+        expected = outcome()
+    with EXECUTIONS[execution]():
+        found = outcome()
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert_same(a + 1, b + 1)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("position", [None, *POSITIONS])
+def test_decoding_by_portions_is_decoding_at_once(position, grad):
+    m = scrambled(rg.TransformerDecoder(8, 2, 2, position=position, norm="pre"))
+    x, memory = normal(2, 7, 8), normal(2, 7, 8, seed=1)
+    whole, cache = m(x, memory, memory_mask=REAL), m.cache()
+    with torch.set_grad_enabled(grad):
+        parts = [m(x[:, a:b], memory, memory_mask=REAL, cache=cache) for a, b in ((0, 2), (2, 3), (3, 4), (4, 7))]
+    assert cache.length == 7
+    assert_same(torch.cat(parts, 1), whole)
+
+
+def test_portions_may_be_padded_and_their_gradients_are_those_of_the_whole():
+    m, x = scrambled(rg.TransformerDecoder(8, 2, 2, cross=False, position="relative")), normal(2, 7, 8).requires_grad_()
+    whole, cache = m(x, None, REAL), m.cache()
+    parts = [m(x[:, a:b], None, REAL[:, a:b] if a else None, cache=cache) for a, b in ((0, 2), (2, 5), (5, 7))]
+    joined = torch.cat(parts, 1)
+    assert_same(joined, whole)
+    gradients = [torch.autograd.grad(y.square().sum(), [x, *m.parameters()]) for y in (joined, whole)]
+    for a, b in zip(*gradients, strict=True):
+        assert_same(a, b)
+
+
+def test_a_reordered_cache_goes_on_from_the_rows_it_was_given():
+    m, x, memory = scrambled(rg.TransformerDecoder(8, 2, 2, position="alibi")), normal(3, 7, 8), normal(3, 5, 8, seed=1)
+    rows, cache = torch.tensor([2, 0, 0]), m.cache()
+    with torch.no_grad():
+        m(x[:, :4], memory, cache=cache)
+        cache.reorder(rows)
+        found = m(x[:, 4:], memory[rows], cache=cache)
+    assert_same(found, m(torch.cat([x[rows, :4], x[:, 4:]], 1), memory[rows])[:, 4:])
+
+
+def test_a_spread_cache_has_each_row_several_times():
+    m, x = scrambled(rg.TransformerDecoder(8, 2, 1, cross=False)), normal(2, 5, 8)
+    cache = m.cache()
+    with torch.no_grad():
+        m(x[:, :4], cache=cache)
+        cache.spread(3)
+        found = m(x[:, 4:].repeat_interleave(3, 0), cache=cache)
+    assert_same(found, m(x)[:, 4:].repeat_interleave(3, 0))
+
+
+def test_pairs_beside_causality():
+    m, x = scrambled(rg.TransformerDecoder(8, 2, 1, cross=False)), normal(2, 7, 8)
+    band = torch.ones(7, 7, dtype=torch.bool).tril() & torch.ones(7, 7, dtype=torch.bool).triu(-1)
+    assert_same(m(x, pairs=rg.Window(1)), m(x, pairs=band))
+    assert not torch.allclose(m(x, pairs=rg.Window(1)), m(x))
+
+
+def test_positions_are_one_for_each_layer_or_shared():
+    own = rg.TransformerEncoder(8, 2, 3, position="relative")
+    assert len({id(layer.attention.position.r) for layer in own.layers}) == 3
+    shared = rg.TransformerEncoder(8, 2, 3, position=rg.ShawPosition(4))
+    assert len({id(layer.attention.position.r) for layer in shared.layers}) == 1
+    assert rg.TransformerEncoder(8, 2, 3, position="learned").position.P.shape == (512, 8)
+
+
+def test_a_final_norm_comes_with_norms_before():
+    assert rg.TransformerEncoder(8, 2, 1, norm="pre").final_norm is not None
+    assert rg.TransformerEncoder(8, 2, 1).final_norm is None
+    assert rg.TransformerDecoder(8, 2, 1, norm="pre", final_norm=False).final_norm is None
+
+
+def test_any_leading_axes():
+    m, x = scrambled(rg.TransformerEncoder(8, 2, 1, position="transformer-xl")), normal(3, 2, 7, 8)
+    mask = REAL.expand(3, 2, 7)
+    assert_same(m(x, mask), torch.stack([m(part, REAL) for part in x]))
+    assert_same(m(x[0, 0]), m(x[0])[0])
+
+
+def test_layers_may_be_ready_made():
+    layers = [rg.EncoderLayer(8, 2), rg.EncoderLayer(8, 4, score="additive")]
+    assert rg.TransformerEncoder(8, 2, layers, position="sinusoidal")(torch.randn(2, 5, 8)).shape == (2, 5, 8)
+    with pytest.raises(TypeError, match="score: got 'dot', expected nothing beside layers that are ready-made"):
+        rg.TransformerEncoder(8, 2, layers, score="dot")
+    with pytest.raises(
+        ValueError, match="position: got RotaryPosition, expected one of tokens beside ready-made layers"
+    ):
+        rg.TransformerEncoder(8, 2, layers, position="rotary")
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="layers: got 0"):
+        rg.TransformerEncoder(8, 2, 0)
+    with pytest.raises(ValueError, match="heads: got 3, expected a divisor of the width 8"):
+        rg.TransformerEncoder(8, 3, 1)
+    with pytest.raises(
+        ValueError, match="attention: got one TransformerAttention, expected parameters for 2 layers. Fix"
+    ):
+        rg.TransformerEncoder(8, 2, 2, attention=rg.TransformerAttention(8, 2))
+    with pytest.raises(TypeError, match="mask of tokens: got Causal"):
+        rg.TransformerEncoder(8, 2, 1)(torch.randn(2, 5, 8), rg.Causal())
+    with pytest.raises(TypeError, match="scroe: got 'dot'"):
+        rg.TransformerEncoder(8, 2, 1, scroe="dot")
+    for cls, expected in (
+        (rg.TransformerEncoder, "an nn.TransformerEncoder"),
+        (rg.TransformerDecoder, "an nn.TransformerDecoder"),
+        (rg.Transformer, "an nn.Transformer"),
+    ):
+        with pytest.raises(TypeError, match=f"module: got Linear, expected {expected}"):
+            cls.from_torch(nn.Linear(2, 2))
+    strange = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1, nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="module: got one that ends in Linear"):
+        rg.TransformerEncoder.from_torch(strange)
