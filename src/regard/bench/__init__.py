@@ -4,22 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 from regard._errors import nearest, refusal
 
-# Name of the question, the file that answers it, the device it needs.
+# Name of the question, the file that answers it, the device it needs; "data" for those that need data of one's own: they
+# run by name alone, on either device.
 QUESTIONS = {
     "additive-cpu": ("regard.bench.additive_cpu", "cpu"),
     "additive-gpu": ("regard.bench.additive_gpu", "cuda"),
     "softmax-gradient": ("regard.bench.softmax_gradient", "cpu"),
+    "convex-hull": ("regard.bench.convex_hull", "cuda"),
     "overhead": ("regard.bench.overhead", "cpu"),
     "feature-cpu": ("regard.bench.feature_cpu", "cpu"),
+    "graph-cpu": ("regard.bench.graph_cpu", "cpu"),
+    "oversmoothing": ("regard.bench.oversmoothing", "cpu"),
+    "capsules": ("regard.bench.capsules", "cpu"),
+    "capsules-cost": ("regard.bench.capsules_cost", "cpu"),
+    "linear-chain": ("regard.bench.linear_chain", "cpu"),
+    "transformer-gpu": ("regard.bench.transformer_gpu", "cuda"),
+    "reformer-memory": ("regard.bench.reformer_memory", "cpu"),
+    "reformer-gpu": ("regard.bench.reformer_gpu", "cuda"),
+    "duplication": ("regard.bench.duplication", "cuda"),
+    "shakespeare": ("regard.bench.shakespeare", "data"),
+    "cost-curves": ("regard.bench.cost_curves", "cpu"),
+    "linformer-table": ("regard.bench.linformer_table", "cuda"),
 }
 
 
-def run(name: str, results: Path | None, command: str, say: Callable[[str], None] = print) -> None:
-    """Answer a question: measure, print its table, append the rows to a stored file."""
+def run(
+    name: str,
+    results: Path | None,
+    command: str,
+    say: Callable[[str], None] = print,
+    seconds: float | None = None,
+) -> None:
+    """Answer a question: measure, print its table, append the rows to a stored file.
+
+    Args:
+        name: of the question.
+        results: folder of the stored results; None to store nothing.
+        command: what was typed, kept beside the figures.
+        say: what prints.
+        seconds: time to train, for those questions that train.
+    """
     if name not in QUESTIONS:
         raise ValueError(refusal("name", repr(name), "a benchmark", nearest(name, QUESTIONS)))
     import torch
@@ -32,8 +61,11 @@ def run(name: str, results: Path | None, command: str, say: Callable[[str], None
         raise ValueError(
             refusal("name", repr(name), "a benchmark that this machine can run", "It needs a CUDA device.")
         )
+    ask = import_module(module).rows
+    if seconds is not None and "seconds" not in signature(ask).parameters:
+        raise ValueError(refusal("seconds", seconds, f"nothing: {name!r} trains nothing"))
     try:
-        for row in import_module(module).rows():
+        for row in ask() if seconds is None else ask(seconds=seconds):
             rows.append(row)
             say(f"  {row.case}: {row.what}")
     finally:
