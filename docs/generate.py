@@ -8,9 +8,6 @@ is kept in the repository: `make docs` writes them anew, whatever the catalog an
 
 from __future__ import annotations
 
-import ast
-import builtins
-import doctest
 import inspect
 import json
 import re
@@ -20,9 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import regard
 from regard import catalog
 from regard.catalog import Entry
+from regard.cli._example import program
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "mechanisms"
@@ -68,7 +65,7 @@ def page(entry: Entry) -> str:
         parts += ["### Arguments", arguments(sections["Args"])]
     if "forward" in vars(entry.cls):
         parts += ["### Call", fence(signature("forward", entry.cls.forward)), call_notes(entry.cls.forward)]
-    parts += ["## Example", fence(example(entry.cls))]
+    parts += ["## Example", fence(program(entry))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -190,34 +187,6 @@ class Plain(str):
 
 def plain(annotation: Any) -> Any:
     return Plain(annotation) if isinstance(annotation, str) else annotation
-
-
-def example(cls: type) -> str:
-    """The example of a docstring as a program: what it needs is imported, results are comments."""
-    steps = doctest.DocTestParser().get_examples(inspect.cleandoc(cls.__doc__ or ""))
-    lines = []
-    for step in steps:
-        source, wanted = step.source.rstrip(), step.want.strip()
-        lines.append(f"{source}  # {wanted}" if wanted and "\n" not in wanted + source else source)
-        if wanted and "\n" in wanted + source:
-            lines += [f"# {line}" for line in wanted.splitlines()]
-    text = "\n".join(line for line in lines if not line.startswith("from regard import"))
-    return "\n".join([*imports(text), "", text])
-
-
-def imports(text: str) -> list[str]:
-    """Import what a program uses and does not define."""
-    tree = ast.parse(text)
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    made = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    made |= {part.asname or part.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)
-             for part in node.names}  # fmt: skip
-    made |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    needed = names - made - set(vars(builtins))
-    ours = sorted(name for name in needed if name in regard.__all__)
-    lines = ["import torch"] if "torch" in needed else []
-    lines += ["from torch import nn"] if "nn" in needed else []
-    return [*lines, f"from regard import {', '.join(ours)}"] if ours else lines
 
 
 def index(entries: Iterable[Entry]) -> str:

@@ -43,7 +43,7 @@ def test_every_mechanism_has_a_page_that_the_index_leads_to(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("entry", list(catalog.entries()), ids=lambda entry: entry.name)
 def test_the_example_of_a_page_is_a_whole_program(entry: catalog.Entry) -> None:
-    exec(generate.example(entry.cls), {})
+    exec(generate.program(entry), {})
 
 
 def row(**facts: Any) -> dict[str, Any]:

@@ -1,0 +1,18 @@
+"""The names of the package."""
+
+from __future__ import annotations
+
+import types
+
+import regard
+
+
+def test_completion_offers_public_names_and_subpackages_alone() -> None:
+    offered = {name for name in dir(regard) if not name.startswith("__")}
+    others = offered - set(regard.__all__)
+    assert set(regard.__all__) - {"__version__"} <= offered
+    assert {"general", "feature", "query", "observe"} <= others
+    for name in others:
+        module = getattr(regard, name)
+        assert isinstance(module, types.ModuleType)
+        assert module.__name__ == f"regard.{name}"
