@@ -127,11 +127,15 @@ def test_exponents_are_those_of_the_large_end(tmp_path):
     assert row.extra["time"] == pytest.approx(1.0)
     assert row.extra["memory"] == pytest.approx(1.0)
     assert row.extra["holds"]
-    assert row.note == "time N^1.00, memory N^1.00 (holds: time at most N^1.1)"
+    assert row.note == "time N^1.00, at the end N^1.00, memory N^1.00 (holds: time at most N^1.1)"
     found[-1].extra["system"] = 6.5536
     row = cost_curves.growth("window", found, config)
     assert row.extra["holds"]
     assert row.extra["with system"] > 1.2
+    # Constant costs at first hide what grows.
+    row = cost_curves.growth("window", [measured(8192, 1.0), measured(16384, 1.0), measured(65536, 6.0)], config)
+    assert row.extra["time"] < 1.1 < row.extra["last"]
+    assert not row.extra["holds"]
     found = [measured(n, (n / 1e4) ** 2) for n in (8192, 16384, 65536)]
     row = cost_curves.growth("window", found, config)
     assert not row.extra["holds"]

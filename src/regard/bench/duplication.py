@@ -5,8 +5,7 @@ places back. One model is trained with full attention and one for each number of
 numbers of hashes too, and with full attention (Kitaev et al. 2020, table 2: 1, 2 and 4 hashes give 77.9, 98.1 and 99.9 % where the
 evaluation uses as many, after 150,000 steps).
 
-The time that a model may train is REGARD_SECONDS (100 by default); with REGARD_STATE, a folder, a model goes on from the state that
-it left there, and leaves its own there.
+With REGARD_STATE, a folder, a model goes on from the state that it left there, and leaves its own there.
 """
 
 from __future__ import annotations
@@ -236,10 +235,10 @@ def _name(hashes: int | str) -> str:
     return "full attention" if isinstance(hashes, str) else f"{hashes} hash{'es' if hashes > 1 else ''}"
 
 
-def rows() -> Iterator[Row]:
-    """All of it."""
+def rows(seconds: float = 100.0) -> Iterator[Row]:
+    """All of it, with so many seconds of training for each model."""
     folder = os.environ.get("REGARD_STATE")
-    setting = Setting(seconds=float(os.environ.get("REGARD_SECONDS", "100")))
+    setting = Setting(seconds=seconds)
     yield from answer(setting, folder=None if folder is None else Path(folder))
 
 

@@ -296,6 +296,7 @@ class Band(Mask):
     """Keys within some distance of the query: `low <= j - i <= high`.
 
     When there are not as many queries as keys, the last query is aligned with the last key, as in cached decoding.
+    A softmax over a narrow band takes time and memory linear in the length.
     """
 
     low: float

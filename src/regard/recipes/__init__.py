@@ -1,1 +1,34 @@
-"""Recipes: one task a file, its data, and what is trained on it."""
+"""Recipes: a task with its data, its model and how it is judged; and generated tasks with known truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.recipes.runs import Run
+
+__all__ = ["run"]
+
+
+def run(recipe: str, *, out: str | Path = "out/runs", progress: bool = True, **settings: Any) -> Run:
+    """Train, judge and keep everything in a run folder, as `regard run` does.
+
+    Args:
+        recipe: its name, such as `"dates"`.
+        out: folder of the run folders.
+        progress: show a bar.
+        **settings: of the recipe, such as `attention="general"`, `steps=200`; `options={…}` are those of the attention.
+
+    Returns:
+        The run: `run.metrics()`, `run.model()`, `run.folder`.
+    """
+    from regard.recipes.engine import finish, train
+    from regard.recipes.recipe import configured
+    from regard.recipes.runs import Run
+
+    task = configured(recipe, settings)
+    begun = Run.begin(task, Path(out))
+    train(task, begun, progress=progress)
+    finish(task, begun)
+    return begun
