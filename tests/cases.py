@@ -165,6 +165,10 @@ def assert_same(actual: Tensor, expected: Tensor, what: str = "") -> None:
     assert error <= max(1e-10 * size, 1e-14), f"{what}: {error:.3g} off, of {size:.3g}"
 
 
+# Alignments whose weights are marginals of selections of keys: a row sums to the expected number of keys, and a key alone may be left.
+SELECTIONS = ("structured", "budget")
+
+
 def assert_within_budget(actual: Tensor, dense: Tensor, exact: Tensor, what: str = "") -> None:
     """In low precision: within 2 x (the error of the dense execution in the same dtype + one rounding) of float64."""
     assert actual.dtype == dense.dtype

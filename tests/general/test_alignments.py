@@ -21,6 +21,9 @@ from regard.ops.random import SAMPLE, gumbel
 from tests import cases, oracles
 from tests.cases import D_K, D_Q, NQ, N, assert_same, scrambled
 
+# Those that share one unit of weight among the keys.
+SHARING = sorted(oracles.ALIGNMENTS.keys() - set(cases.SELECTIONS))
+
 FEATURES = 3
 DIMENSIONS = pytest.mark.parametrize("features", [None, FEATURES], ids=["single", "multi"])
 
@@ -245,7 +248,7 @@ def test_ties_go_to_the_lowest_index() -> None:
 
 
 def test_a_single_key_is_read_whatever_the_alignment_and_teaches_the_scores_nothing() -> None:
-    for name in oracles.ALIGNMENTS:
+    for name in SHARING:
         case = next(c for c in cases.supported() if c.align.name == name and c.score.name == "general")
         attend = case.build()
         x = cases.inputs((), 3, 1, D_Q, D_K, 5, grad=True)
@@ -547,7 +550,6 @@ def test_larger_alphas_read_fewer_keys() -> None:
 # All of them
 
 # Those whose weights share a row out. Marginals of selections are chances of separate events, and a score of 0 means one half.
-SHARING = sorted(oracles.ALIGNMENTS.keys() - {"structured", "budget"})
 
 
 @pytest.mark.parametrize("size", [1e4, -1e4])

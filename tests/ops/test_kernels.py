@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
     importlib.util.find_spec("triton") is None, reason="needs Triton, which this platform does not have"
 )
 @pytest.mark.timeout(600)
-def test_kernels_under_the_interpreter() -> None:
+@pytest.mark.parametrize("file", sorted(path.name for path in (HERE / "interpreted").glob("test_*.py")))
+def test_kernels_under_the_interpreter(file: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable,
@@ -28,7 +29,7 @@ def test_kernels_under_the_interpreter() -> None:
         "no:xdist",
         "-p",
         "no:cacheprovider",
-        str(HERE / "interpreted"),
+        str(HERE / "interpreted" / file),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

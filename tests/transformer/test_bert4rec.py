@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import regard as rg
+from regard.transformer.bert4rec import cloze_loss
 from tests.cases import assert_same, scrambled
 from tests.transformer.common import REAL
 
@@ -71,3 +72,19 @@ def test_refusals():
         rg.BERT4Rec(5, 8, 2, 1, masked=2)
     with pytest.raises(ValueError, match="tokens: got 12 places, expected at most length=11"):
         model()(torch.zeros(1, 12, dtype=torch.long))
+
+
+def test_no_real_item_is_overwritten_where_others_are_missing_before_it():
+    model = scrambled(rg.BERT4Rec(20, 8, 2, 1, length=10)).eval()
+    real = torch.tensor([[False, True, True]])
+    last = [model.recommend(torch.tensor([[0, 5, item]]), real) for item in (1, 2)]
+    assert not torch.allclose(*last)
+    asked = model(torch.tensor([[0, 5, 1, model.mask_token]]), torch.tensor([[False, True, True, True]]))
+    assert_same(last[0], asked[:, -1])
+
+
+def test_the_loss_of_half_precision_is_summed_in_single():
+    logits, items = torch.randn(2, 7, 20, dtype=torch.bfloat16), torch.randint(20, (2, 7))
+    loss = cloze_loss(logits, items, torch.ones(2, 7, dtype=torch.bool))
+    expected = F.cross_entropy(logits.float().flatten(0, 1), items.flatten())
+    torch.testing.assert_close(loss, expected)

@@ -243,3 +243,38 @@ def test_refusals():
         rg.Beam(0)
     with pytest.raises(TypeError, match="tokens: got a tensor of torch.float32, expected integers"):
         m(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("how", [rg.Greedy(), rg.Beam(3)])
+def test_a_mask_that_all_sources_share(how):
+    model = scrambled(rg.SequenceToSequence(11, 8, 2, 1)).eval()
+    source, real = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([True, True, False])
+    one = model.generate(source, real, begin=0, end=1, steps=4, how=how)
+    each = model.generate(source, real.expand(2, 3), begin=0, end=1, steps=4, how=how)
+    assert one.tokens.equal(each.tokens)
+    assert one.log_prob.equal(each.log_prob)
+
+
+def test_tokens_that_are_none_are_refused():
+    model, prompt = rg.LanguageModel(11, 8, 2, 1), torch.tensor([[3, 4]])
+    for end in (11, -1, 1.0, "1", True):
+        with pytest.raises(ValueError, match="end: got .*, expected a token, from 0 to 10"):
+            model.generate(prompt, end=end, steps=2)
+    assert model.generate(prompt, end=torch.tensor(10), steps=1).tokens.shape == (1, 1)
+    with pytest.raises(TypeError, match="prompt: got list, expected a tensor of integers"):
+        model.generate([[3, 4]], steps=2)
+    both = rg.SequenceToSequence((7, 11), 8, 2, 1)
+    with pytest.raises(ValueError, match="begin: got 11, expected a token, from 0 to 10"):
+        both.generate(prompt, begin=11, steps=2)
+    with pytest.raises(ValueError, match=r"source: got shape \(2,\), expected \(batch, N\)"):
+        both.generate(prompt[0], begin=0, steps=2)
+
+
+def test_numbers_that_are_none_are_refused():
+    for penalty in (math.nan, math.inf, "0.6"):
+        with pytest.raises(ValueError, match="penalty: got .*, expected a finite number"):
+            rg.Beam(2, penalty=penalty)
+    with pytest.raises(ValueError, match="temperature: got '1', expected a number > 0"):
+        rg.Sample("1")
+    with pytest.raises(ValueError, match="top_p: got '1', expected a probability"):
+        rg.Sample(top_p="1")

@@ -83,3 +83,17 @@ def test_refusals():
         rg.LightweightConvolution(6, 2, 4)
     with pytest.raises(ValueError, match="heads: got 4, expected a divisor of the width 6"):
         rg.LightweightConvolution(6, 4)
+
+
+@pytest.mark.parametrize("pairs", [None, rg.Window(2), torch.ones(7, 7, dtype=torch.bool)])
+def test_a_convolution_that_would_look_ahead_is_refused_beside_a_causal_mask(pairs):
+    ahead = rg.TransformerDecoder(12, 2, 1, cross=False, attention=rg.LongShortAttention)
+    with pytest.raises(
+        ValueError, match="causal: got False, expected True beside a mask that hides what is later. Fix"
+    ):
+        ahead(torch.randn(2, 7, 12), None, REAL, pairs=pairs)
+    with pytest.raises(ValueError, match="causal: got False"):
+        rg.LongShortAttention(12, 2)(torch.randn(2, 7, 12), mask=rg.Causal())
+    alone = rg.TransformerDecoder(12, 2, 1, cross=False, attention=lambda d, h: rg.LongShortAttention(d, h, kernel=1))
+    assert alone(torch.randn(2, 7, 12), None, REAL, pairs=pairs).shape == (2, 7, 12)
+    assert rg.LongShortAttention(12, 2)(torch.randn(2, 7, 12), mask=rg.Window(1)).shape == (2, 7, 12)

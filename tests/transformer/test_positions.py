@@ -173,7 +173,7 @@ def test_refusals():
         rg.TransformerAttention(8, 2, position="rotary", score="additive")(x)
     with pytest.raises(ValueError, match="rotary with queries and keys 3 wide, expected an even width"):
         rg.TransformerAttention(6, 2, position="rotary")(torch.randn(2, 5, 6))
-    with pytest.raises(ValueError, match="position: got 'rotatory', expected a mechanism of query/position"):
+    with pytest.raises(ValueError, match="'rotatory', expected one of sinusoidal, alibi, .*Did you mean 'rotary'"):
         rg.TransformerAttention(8, 2, position="rotatory")
     with pytest.raises(
         ValueError, match="position: got SinusoidalPosition, expected a position of scores. Fix: add it to the tokens"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -100,13 +101,7 @@ def test_hashes_are_kept_for_the_backward(monkeypatch):
 
 
 def test_reversible_layers_take_any_attention():
-    model = (
-        made(2, chunk=None)
-        if False
-        else scrambled(
-            rg.Reformer(6, 2, 2, feedforward_dim=7, attention=lambda dim, heads: rg.TransformerAttention(dim, heads))
-        )
-    )
+    model = scrambled(rg.Reformer(6, 2, 2, feedforward_dim=7, attention=rg.TransformerAttention))
     x = tokens(2, 11, 6)
     with rg.execution("dense"):
         expected = outcome(model, x)
@@ -276,3 +271,72 @@ def test_refusals():
     with pytest.raises(ValueError, match="chunk: got 0"):
         rg.ChunkedFeedForward(8, 2, chunk=0)
     assert reversible([], torch.ones(1), torch.ones(1)) == (torch.ones(1), torch.ones(1))
+
+
+def test_one_bucket_draws_no_rotations_in_the_backward_either(monkeypatch):
+    """Drawn in vain they would shift whatever is drawn after them: the weights and units that are dropped."""
+    model, x = made(dropout=0.3, attention_dropout=0.3, buckets=1), tokens(2, 11, 6)
+    found = outcome(model, x)
+    monkeypatch.setattr("regard.transformer.reformer.reversible", ordinary)
+    for one, other in zip(found, outcome(model, x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_widths_are_refused_by_their_names():
+    with pytest.raises(ValueError, match="feedforward_dim: got 0, expected a whole number >= 1"):
+        rg.Reformer(6, 2, 1, feedforward_dim=0)
+    with pytest.raises(ValueError, match="feedforward_chunk: got 0, expected a whole number >= 1"):
+        rg.Reformer(6, 2, 1, feedforward_chunk=0)
+    with pytest.raises(ValueError, match="tokens: got width 5, expected 6"):
+        made(1)(tokens(2, 11, 5))
+
+
+def test_layers_that_share_an_attention_share_its_gradient():
+    one = rg.LSHAttention(6, 2, chunk=3)
+    model, x = (
+        scrambled(rg.Reformer(6, 2, 3, feedforward_dim=7, attention=lambda dim, heads: one)).train(),
+        tokens(2, 11, 6),
+    )
+    with rg.execution("dense"):
+        expected = outcome(model, x)
+    for found, other in zip(outcome(model, x), expected, strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["uniform", "permuted", "random"])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.filterwarnings("ignore:intervene")
+def test_an_intervention_is_of_the_forward_alone(how, inside):
+    """The gradient is that of the call that was made, wherever the backward takes place."""
+    model, x = made(2).eval(), tokens(2, 11, 6).requires_grad_()
+    result = {}
+    for execution in ("auto", "dense"):
+        torch.manual_seed(7)
+        with rg.intervene(model, how) if inside else contextlib.nullcontext(), rg.execution(execution):
+            loss = model(x, REAL).pow(3).sum()
+        with contextlib.nullcontext() if inside else rg.intervene(model, how):
+            (result[execution],) = torch.autograd.grad(loss, x)
+    torch.testing.assert_close(result["auto"], result["dense"], rtol=1e-9, atol=1e-9)
+
+
+def test_a_mode_that_changes_before_the_backward_changes_no_gradient():
+    model, x = made(2, dropout=0.3), tokens(2, 11, 6).requires_grad_()
+    grads = []
+    for training in (True, False):
+        torch.manual_seed(7)
+        loss = model.train()(x, REAL).pow(3).sum()
+        model.train(training)
+        grads.append(torch.autograd.grad(loss, x)[0])
+        assert all(module.training is training for module in model.modules())
+    assert grads[0].equal(grads[1])
+
+
+def test_parameters_that_changed_before_the_backward_are_refused():
+    model = made(2)
+    loss = model(tokens(2, 11, 6), REAL).sum()
+    with torch.no_grad():
+        model.layers[0].feedforward.W1.mul_(2)
+    with pytest.raises(
+        RuntimeError, match="parameters: got some that were changed in place, expected those of the forward"
+    ):
+        loss.backward()

@@ -209,3 +209,46 @@ def test_refusals():
     strange = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1, nn.Linear(8, 8))
     with pytest.raises(TypeError, match="module: got one that ends in Linear"):
         rg.TransformerEncoder.from_torch(strange)
+
+
+def test_a_cache_is_of_one_decoder_one_batch_and_one_memory():
+    decode = scrambled(rg.TransformerDecoder(8, 2, 2, position="rotary")).eval()
+    x, memory = normal(2, 7, 8), normal(2, 5, 8, seed=1)
+    cache = decode.cache()
+    first = decode(x[:, :3], memory, cache=cache)
+    with pytest.raises(
+        ValueError, match=r"tokens: got leading axes \(1,\), expected \(2,\), as the cache has seen. Fix"
+    ):
+        decode(x[:1, 3:], memory[:1], cache=cache)
+    with pytest.raises(ValueError, match="memory: got 4 places, expected the 5 that the cache remembers. Fix"):
+        decode(x[:, 3:], memory[:, :4], cache=cache)
+    with pytest.raises(ValueError, match="cache: got one of 2 layers, expected one of 1"):
+        rg.TransformerDecoder(8, 2, 1)(x, memory, cache=cache)
+    with pytest.raises(TypeError, match="cache: got dict, expected what"):
+        decode(x, memory, cache={})
+    # What was refused has left nothing behind.
+    assert_same(torch.cat([first, decode(x[:, 3:], memory, cache=cache)], 1), decode(x, memory))
+
+
+def test_an_attention_that_keeps_nothing_cannot_decode_in_portions():
+    causal = lambda dim, heads: rg.LongShortAttention(dim, heads, causal=True)  # noqa: E731
+    model = rg.LanguageModel(11, 8, 2, 1, attention=causal)
+    assert model(torch.tensor([[3, 4, 5]])).shape == (1, 3, 11)
+    with pytest.raises(TypeError, match="cache: got one, expected none: LongShortAttention reads all tokens at once"):
+        model.generate(torch.tensor([[3, 4, 5]]), steps=2)
+
+
+def test_widths_are_refused_by_their_names():
+    decode = rg.TransformerDecoder(8, 2, 1, cross=6)
+    for call in (rg.TransformerEncoder(8, 2, 1), decode):
+        with pytest.raises(ValueError, match="tokens: got width 7, expected 8"):
+            call(torch.randn(2, 5, 7))
+    with pytest.raises(ValueError, match="memory: got width 8, expected 6"):
+        decode(torch.randn(2, 5, 8), torch.randn(2, 5, 8))
+    with pytest.raises(ValueError, match="heads: got 0, expected a whole number >= 1"):
+        rg.TransformerEncoder(8, 0, 1)
+    for made in (rg.TransformerEncoder, rg.TransformerDecoder):
+        with pytest.raises(ValueError, match="feedforward_dim: got 0, expected a whole number >= 1"):
+            made(8, 2, 1, feedforward_dim=0)
+    with pytest.raises(ValueError, match="dropout: got 'much', expected a probability"):
+        rg.TransformerEncoder(8, 2, 1, dropout="much")

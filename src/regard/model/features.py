@@ -21,6 +21,7 @@ class Embedding(nn.Module):
         dropout: share of the numbers that are dropped while training.
 
     Example:
+        >>> import torch
         >>> Embedding(20, 8)(torch.tensor([[3, 5, 0]])).shape
         torch.Size([1, 3, 8])
     """
@@ -61,7 +62,7 @@ class Chain(nn.Module):
         *parts: modules that take features and a mask.
 
     Example:
-        >>> import regard as rg
+        >>> import torch, regard as rg
         >>> chain = Chain(Embedding(20, 8), rg.RecurrentEncoder(8, 5))
         >>> chain(torch.tensor([[3, 5, 0]])).shape
         torch.Size([1, 3, 10])

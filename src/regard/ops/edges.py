@@ -178,6 +178,11 @@ class EdgeCall(Call):
     edges: Edges = field(kw_only=True)
     by_edge: bool = field(default=False, kw_only=True)
 
+    def __post_init__(self) -> None:
+        if self.prepared:
+            got = type(self.align).__name__
+            raise ValueError(refusal("align", got, "an alignment that needs no positions: neighbours have none"))
+
     @property
     def n(self) -> int:
         return len(self.edges)

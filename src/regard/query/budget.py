@@ -11,7 +11,7 @@ from regard.catalog import register
 from regard.general.alignments.base import readable
 from regard.general.scores.base import width
 from regard.query.scans import followed, log_convolution, log_sum_exp, scan, shifted
-from regard.query.structured import Structured, drawn
+from regard.query.structured import Structured, drawn, selection
 
 
 @register(
@@ -130,6 +130,7 @@ class Subset:
 
     def log_prob(self, selected: Tensor) -> Tensor:
         """Of a selection (..., N); minus infinity where the constraint forbids it."""
+        selected = selection(selected, self.allowed)
         size = (selected & self.allowed).sum(-1)
         fits = size == self._count if self.exact else size <= self._count
         found = (self.scores * selected).sum(-1) - self.log_partition()

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard._errors import refusal
 from regard.general.scores.base import width
 from regard.ops.forms import wide
 from regard.query.capsule_losses import Target, classes
@@ -37,7 +38,12 @@ class CapsuleDecoder(nn.Module):
 
     def __init__(self, capsules: int, dim: int, out_dim: int, hidden: Sequence[int] = (512, 1024)) -> None:
         super().__init__()
-        first = width("capsules", capsules) * width("dim", dim)
+        if isinstance(hidden, int):
+            raise TypeError(
+                refusal("hidden", hidden, "the width of each layer in between", f"Fix: hidden=({hidden},).")
+            )
+        self.shape = (width("capsules", capsules), width("dim", dim))
+        first = capsules * dim
         sizes = [first, *(width("hidden", d) for d in hidden), width("out_dim", out_dim)]
         layers: list[nn.Module] = []
         for before, after in pairwise(sizes):
@@ -47,6 +53,8 @@ class CapsuleDecoder(nn.Module):
 
     def forward(self, v: Float[Tensor, "*b j d"], target: Target | None = None) -> Float[Tensor, "*b out"]:
         """Inputs (..., out_dim) from capsules (..., J, d) and the class that is to be drawn; the longest when not given."""
+        if v.shape[-2:] != self.shape:
+            raise ValueError(refusal("v", f"shape {tuple(v.shape)}", "capsules (..., {}, {})".format(*self.shape)))
         length = lengths(v)
         kept = classes(length.argmax(-1) if target is None else target, length)
         drawn: Tensor = self.layers(torch.where(kept.unsqueeze(-1), v, 0.0).flatten(-2))

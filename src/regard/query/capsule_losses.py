@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.ops.forms import wide
 from regard.query.capsules import Capsules
-from regard.query.parts import one_of
+from regard.query.parts import in_range, one_of
 
 # The class of each example (...), or booleans T (..., C) where several may be true.
 Target: TypeAlias = Int[Tensor, "*b"] | Bool[Tensor, "*b c"]
@@ -132,6 +132,8 @@ class CapsuleLoss(nn.Module):
             found: what the capsules gave.
             target: the class of each example, (...); or booleans (..., C), where several may be true.
         """
+        if not isinstance(found, Capsules):
+            raise TypeError(refusal("found", type(found).__name__, "what a layer of capsules gives, Capsules"))
         loss = PROBABILITY[self.probability](wide(found.probability), target)
         if self.weight:
             if found.reconstruction.shape[-1] != found.mean.shape[-1]:
@@ -147,6 +149,8 @@ class CapsuleLoss(nn.Module):
 
 def classes(target: Target, of: Float[Tensor, "*b c"]) -> Bool[Tensor, "*b c"]:
     """Booleans like `of` (..., C): those given, or true at the class of each example."""
+    if not isinstance(target, Tensor):
+        raise TypeError(refusal("target", type(target).__name__, "a tensor: the class of each example, or booleans"))
     if target.dtype == torch.bool:
         if target.shape != of.shape:
             raise ValueError(
@@ -156,4 +160,5 @@ def classes(target: Target, of: Float[Tensor, "*b c"]) -> Bool[Tensor, "*b c"]:
     if target.dtype.is_floating_point or target.shape != of.shape[:-1]:
         got = f"a tensor of {target.dtype}, shape {tuple(target.shape)}"
         raise ValueError(refusal("target", got, f"whole numbers {tuple(of.shape[:-1])}, or booleans {tuple(of.shape)}"))
+    in_range("target", target, 0, of.shape[-1], f"classes of {of.shape[-1]}")
     return torch.arange(of.shape[-1], device=of.device) == target.unsqueeze(-1)

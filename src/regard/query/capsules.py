@@ -11,7 +11,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input, masked_mean, real
 from regard.general.scores.base import matrix, vector, width, zeros
-from regard.query.parts import one_of, widths
+from regard.query.parts import one_of, operand, widths
 
 _MAPS = ("identity", "shared", "class")
 
@@ -101,6 +101,7 @@ class CapsuleAttention(nn.Module):
     def forward(self, features: Float[Tensor, "*b n df"], mask: Bool[Tensor, "*_ n"] | None = None) -> Capsules:
         """What every capsule says of features (..., N, d_f); `mask` is True for real ones, (..., N)."""
         features, mask = masked_input(of_width("features", features, self.dim), mask, "features")
+        operand("features", features, self.q, self.dim)
         context = self._contexts(features, mask)
         p = fires(self.drop(context), self.w, self.b)
         return Capsules(context, p, p.unsqueeze(-1) * context, masked_mean(features, mask))
@@ -122,7 +123,7 @@ class CapsuleAttention(nn.Module):
 
 def of_width(name: str, x: Tensor, dim: int) -> Tensor:
     """Refuse an input (..., N, d) of another width."""
-    if x.dim() > 1 and x.shape[-1] != dim:
+    if isinstance(x, Tensor) and x.dim() > 1 and x.shape[-1] != dim:
         raise ValueError(refusal(name, f"width {x.shape[-1]}", f"dim={dim}"))
     return x
 

@@ -71,6 +71,10 @@ class HierarchicalCapsules(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        if isinstance(capsules, int):
+            raise TypeError(
+                refusal("capsules", capsules, "their number at each level", f"Fix: capsules=({capsules},).")
+            )
         counts = [width("capsules", count) for count in capsules]
         if not counts:
             raise ValueError(refusal("capsules", "none", "the number of capsules at one level or more"))

@@ -12,7 +12,7 @@ from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input, masked_mean, real
 from regard.general.scores.base import matrix, vector, width, zeros
 from regard.query.capsules import Capsules, fires, mapped, of_width
-from regard.query.parts import one_of, widths
+from regard.query.parts import one_of, operand, widths
 
 _MAPS = ("identity", "shared", "head")
 
@@ -90,6 +90,7 @@ class MultiHeadCapsules(nn.Module):
     def forward(self, features: Float[Tensor, "*b n df"], mask: Bool[Tensor, "*_ n"] | None = None) -> Capsules:
         """What every capsule says of features (..., N, d_f); `mask` is True for real ones, (..., N)."""
         features, mask = masked_input(of_width("features", features, self.dim), mask, "features")
+        operand("features", features, self.q, self.dim)
         mean = masked_mean(features, mask)
         heads = self._contexts(features, mask).movedim(-3, -2)
         context = heads.flatten(-2)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.scores.base import matrix, vector, width, zeros
-from regard.query.parts import keep
+from regard.query.parts import keep, operand
 
 
 @register(
@@ -63,6 +63,8 @@ class FiLMQuery(nn.Module):
             condition: what is known.
             mask: True where there is something to ask, (...); what is False is read as zero.
         """
+        operand("query", query, self.W_gamma, self.W_gamma.shape[0])
+        operand("condition", condition, self.W_gamma)
         query, condition = _shared(query, condition, mask)
         gamma = condition @ self.W_gamma.mT + self.b_gamma
         return (1 + gamma) * query + (condition @ self.W_beta.mT + self.b_beta)
@@ -120,6 +122,8 @@ class HyperQuery(nn.Module):
             condition: what is known.
             mask: True where there is something to ask, (...); what is False is read as zero.
         """
+        operand("x", x, self.W_0)
+        operand("condition", condition, self.W_s)
         x, condition = _shared(x, condition, mask)
         scale = condition @ self.W_s.mT + self.b_s
         return x @ self.W_0.mT + ((x @ self.V) * scale) @ self.U.mT
@@ -170,6 +174,8 @@ class LatentQueries(nn.Module):
         self, condition: Float[Tensor, "*b dz"], mask: Bool[Tensor, "*_"] | None = None
     ) -> Float[Tensor, "*b m dq"]:
         """Queries (..., M, d_q) of a condition (..., d_z); False in the mask (...) is one that is missing, read as zero."""
+        operand("condition", condition, self.W1)
+        _check_mask(mask)
         hidden = torch.tanh(keep(condition, mask) @ self.W1.mT + self.b1)
         moved: Tensor = (hidden @ self.W2.mT + self.b2).unflatten(-1, self.Q_0.shape)
         return self.Q_0 + moved
@@ -182,7 +188,18 @@ def _shared(query: Tensor, condition: Tensor, mask: Tensor | None) -> tuple[Tens
         raise ValueError(
             refusal("condition", got, "as many axes as the queries, or one fewer for queries that share it")
         )
+    _check_mask(mask)
+    shared = condition if query.dim() == condition.dim() else condition.unsqueeze(-2)
+    if any(a != b and 1 not in (a, b) for a, b in zip(shared.shape[:-1], query.shape[:-1], strict=True)):
+        got = f"shape {tuple(condition.shape)} beside queries of shape {tuple(query.shape)}"
+        raise ValueError(refusal("condition", got, "the leading axes of the queries"))
     condition = keep(condition, mask)
     if query.dim() == condition.dim():
         return keep(query, mask), condition
     return keep(query, None if mask is None else mask.unsqueeze(-1).expand(query.shape[:-1])), condition.unsqueeze(-2)
+
+
+def _check_mask(mask: Tensor | None) -> None:
+    if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool):
+        got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(refusal("mask", got, "booleans, True where there is something to ask"))

@@ -17,7 +17,7 @@ from regard.feature.parts import AlignLike, attentions, masked_inputs, masked_me
 from regard.general.masks import Bound, Pairs, Sizes
 from regard.general.scores.base import matrix, width
 from regard.ops.forms import wide
-from regard.query.parts import Filled, uncast
+from regard.query.parts import Filled, operand, uncast
 from regard.query.transport import sinkhorn
 
 _SIDES = ("first", "second")
@@ -53,6 +53,8 @@ def info_nce(
     if first.shape != second.shape or first.dim() != 2:
         got = f"shapes {tuple(first.shape)} and {tuple(second.shape)}"
         raise ValueError(refusal("first and second", got, "the same shape (B, d) twice"))
+    if not isinstance(temperature, Tensor) and not 0 < temperature < math.inf:
+        raise ValueError(refusal("temperature", temperature, "a finite number > 0"))
     with uncast(first.device):
         a, b = _unit(wide(first)), _unit(wide(second))
         logits = a @ b.mT / temperature
@@ -129,12 +131,21 @@ class CrossModalAttention(nn.Module):
         masks: Sequence[Bool[Tensor, "..."] | None] | None = None,
     ) -> Crossed:
         """What each query read of the other modality: (..., n, d_b) and (..., m, d_a); `masks` are True for real ones."""
-        (first, second), (real, other) = masked_inputs({"first": first, "second": second}, masks)
+        (first, second), (real, other) = self._inputs(first, second, masks)
         a, b = _unit(first @ self.P_a.mT), _unit(second @ self.P_b.mT)
         sharpness = (-self.log_temperature).exp().to(a.dtype)
         of_second = self.first(a * sharpness, b, second, mask=_pairs(first, real, second, other))
         of_first = self.second(b * sharpness, a, first, mask=_pairs(second, other, first, real))
         return Crossed(of_second, of_first)
+
+    def _inputs(
+        self, first: Tensor, second: Tensor, masks: Sequence[Tensor | None] | None
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Both without what is not real, and what is."""
+        found, real = masked_inputs({"first": first, "second": second}, masks)
+        operand("first", found[0], self.P_a)
+        operand("second", found[1], self.P_b)
+        return found, real
 
     def contrast(
         self,
@@ -143,7 +154,7 @@ class CrossModalAttention(nn.Module):
         masks: Sequence[Bool[Tensor, "..."] | None] | None = None,
     ) -> Float[Tensor, ""]:
         """Symmetric InfoNCE of a batch of pairs of sets."""
-        (first, second), (real, other) = masked_inputs({"first": first, "second": second}, masks)
+        (first, second), (real, other) = self._inputs(first, second, masks)
         a, b = masked_mean(first, real) @ self.P_a.mT, masked_mean(second, other) @ self.P_b.mT
         return info_nce(a, b, self.temperature)
 
@@ -157,7 +168,7 @@ class CrossModalAttention(nn.Module):
         iterations: int = 50,
     ) -> Float[Tensor, "*b"]:
         r"""What it costs to match the two sets of a pair, $\sum_{ij} T_{ij} (1 - \cos(P_a q_i, P_b q'_j))$."""
-        (first, second), (real, other) = masked_inputs({"first": first, "second": second}, masks)
+        (first, second), (real, other) = self._inputs(first, second, masks)
         with uncast(first.device):
             a, b = _unit(wide(first @ self.P_a.mT)), _unit(wide(second @ self.P_b.mT))
             cost = 1 - a @ b.mT

@@ -16,6 +16,7 @@ from regard.general.alignments.base import Alignment, one_hot, readable, softmax
 from regard.ops.call import Call, Tile
 from regard.query.parts import uncast
 from regard.query.scans import log_sum_exp
+from regard.query.structured import selection
 
 Choose = Callable[[Tensor], Tensor]
 
@@ -94,7 +95,7 @@ class Trees:
         words = allowed.any(-1) & allowed.any(-2)
         self.allowed = allowed & words.unsqueeze(-2) & words.unsqueeze(-1)
         self.scores, self.single_root = torch.where(self.allowed, scores, 0.0), single_root
-        self._length = words.sum(-1)
+        self._words, self._length = words, words.sum(-1)
         # Words that are left out go to the end, where no span of the sentence reaches them.
         self._order = (~words).to(torch.uint8).argsort(dim=-1, stable=True)
         self._arcs = self._between()
@@ -193,8 +194,29 @@ class Trees:
             return self._outside(draw) > 0.5
 
     def log_prob(self, selected: Tensor) -> Tensor:
-        """Of a tree (..., N, N)."""
-        return (self.scores * selected).sum((-2, -1)) - self.log_partition()
+        """Of a tree (..., N, N); minus infinity for what is none, or has an arc that is forbidden."""
+        selected = selection(selected, self.allowed)
+        fits = self._is_tree(selected)
+        total = torch.where(fits, self.log_partition(), 0.0)
+        return torch.where(fits, (self.scores * selected).sum((-2, -1)) - total, -math.inf)
+
+    def _is_tree(self, selected: Tensor) -> Tensor:
+        """Whether every word has one head that it may have, all lead to a root, and no arcs cross, (...)."""
+        place, roots = torch.arange(selected.shape[-1], device=selected.device), selected.diagonal(dim1=-2, dim2=-1)
+        one = ((selected & self.allowed).sum(-1) == self._words).all(-1) & ~(selected & ~self.allowed).any((-2, -1))
+        if not len(place):
+            return one
+        head = selected.to(torch.uint8).argmax(-1)
+        top = head
+        for _ in range(len(place).bit_length()):
+            top = top.gather(-1, top)
+        rooted = (roots.gather(-1, top) | ~self._words).all(-1)
+        # The root stands before the first word; a word that is left out has an arc of no length.
+        other = torch.where(roots, -1, torch.where(self._words, head, place))
+        low, high = torch.minimum(other, place).unsqueeze(-1), torch.maximum(other, place).unsqueeze(-1)
+        crossing = ((low < low.mT) & (low.mT < high) & (high < high.mT)).any((-2, -1))
+        fits = one & rooted & ~crossing
+        return fits & (roots.sum(-1) <= 1) if self.single_root else fits
 
 
 def _permuted(x: Tensor, order: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions
-from regard.general.alignments import Local, Reinforced
+from regard.general.alignments import Alignment
 from regard.general.scores.base import matrix, width, zeros
 from regard.ops import hooks
 from regard.ops.dispatch import autocasting, execute
@@ -20,7 +20,7 @@ from regard.ops.edges import EdgeCall
 from regard.ops.random import draw_seed
 from regard.query import graph_geometric
 from regard.query.graph_parts import GATScore, GATv2Score, Graph, graph
-from regard.query.parts import keep, one_of, widths
+from regard.query.parts import keep, one_of, operand, widths
 
 _OWN = {"gat": GATScore, "gatv2": GATv2Score}
 _JOINS = ("concat", "mean")
@@ -50,6 +50,11 @@ _JOINS = ("concat", "mean")
     memory="E + N H d",
     choose="published models and weights; some neighbours matter more, to whomever",
     avoid="nodes should rank their neighbours differently: here all rank them alike (graph-attention)",
+    example="""
+    >>> edges = torch.tensor([[0, 1, 2], [1, 2, 2]])  # from the first row to the second
+    >>> GraphAttention(6, heads=2, score="gat")(torch.randn(3, 6), edges).shape
+    torch.Size([3, 6])
+    """,
 )
 class GraphAttention(nn.Module):
     r"""Nodes read their neighbours (GATv2: Brody et al. 2022, https://arxiv.org/abs/2105.14491; GAT: Veličković et al. 2018, https://arxiv.org/abs/1710.10903).
@@ -232,13 +237,20 @@ class GraphAttention(nn.Module):
         if missing or not found.keys() <= own.keys():
             got = f"no {', '.join(missing)}" if missing else ", ".join(sorted(found.keys() - own.keys()))
             raise ValueError(refusal("state", got, f"what this module has: {', '.join(own)}"))
+        for name, x in found.items():
+            if not graph_geometric.fits(x.shape, own[name].shape):
+                got = f"{name} of shape {tuple(x.shape)}"
+                raise ValueError(
+                    refusal("state", got, f"the heads and widths of this module, {tuple(own[name].shape)}")
+                )
         for name, parameter in own.items():
             parameter.copy_(found[name].reshape(parameter.shape) if name in found else torch.zeros_like(parameter))
 
     def _check_parts(self, d: int) -> None:
         """Refuse scores and alignments that do not go along edges."""
         attention, score = self.attention, self.attention.score
-        if isinstance(attention.align, Local | Reinforced):
+        # What it prepares depends on more than a row of scores: positions, or the rows of other nodes.
+        if type(attention.align).prepare is not Alignment.prepare:
             got = type(attention.align).__name__
             raise ValueError(refusal("align", got, "an alignment that needs no positions: neighbours have none"))
         if attention.key_map is not None or attention.value_map is not None:
@@ -262,15 +274,20 @@ class GraphAttention(nn.Module):
         mask: Tensor | None,
     ) -> None:
         """Refuse what does not fit, naming the argument."""
-        for name, x, d in (("nodes", nodes, self._target_dim), ("source", source, self.W_K.shape[-1])):
-            if x is not None and (x.dim() != 2 or x.shape[-1] != d):
+        read = () if source is None else (("source", source, self.W_K.shape[-1]),)
+        for name, x, d in (("nodes", nodes, self._target_dim), *read):
+            if isinstance(x, Tensor) and (x.dim() != 2 or x.shape[-1] != d):
                 raise ValueError(refusal(name, f"shape {tuple(x.shape)}", f"(N, {d})"))
+            operand(name, x, self.W_K, d)
+        for name, x in (("edge_index", edge_index), ("edge_attr", edge_attr), ("edge_type", edge_type), ("mask", mask)):
+            if not isinstance(x, Tensor) and (x is not None or name == "edge_index"):
+                raise TypeError(refusal(name, type(x).__name__, "a tensor"))
         if source is not None and self.self_loops:
             fix = "Fix: self_loops=False."
             raise ValueError(refusal("source", "nodes of their own", "none: a loop leads from a node to itself", fix))
         if source is None and nodes.shape[-1] != self.W_K.shape[-1]:
             raise ValueError(refusal("source", None, f"(M, {self.W_K.shape[-1]})"))
-        if edge_index.dtype.is_floating_point or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        if not _is_whole(edge_index) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
             got = f"a tensor of {edge_index.dtype}, shape {tuple(edge_index.shape)}"
             raise ValueError(refusal("edge_index", got, "integers (2, E), sources above targets"))
         E = edge_index.shape[1]
@@ -279,10 +296,12 @@ class GraphAttention(nn.Module):
             raise ValueError(refusal("edge_attr", None if edge_attr is None else "a tensor", expected))
         if edge_attr is not None and self.W_E is not None and edge_attr.shape != (E, self.W_E.shape[-1]):
             raise ValueError(refusal("edge_attr", f"shape {tuple(edge_attr.shape)}", f"{(E, self.W_E.shape[-1])}"))
+        if edge_attr is not None and self.W_E is not None:
+            operand("edge_attr", edge_attr, self.W_E)
         if (edge_type is None) != (self.edge_types is None):
             expected = "nothing, without edge_types" if self.edge_types is None else "the type of each edge, (E,)"
             raise ValueError(refusal("edge_type", None if edge_type is None else "a tensor", expected))
-        if edge_type is not None and (edge_type.dtype.is_floating_point or edge_type.shape != (E,)):
+        if edge_type is not None and (not _is_whole(edge_type) or edge_type.shape != (E,)):
             got = f"a tensor of {edge_type.dtype}, shape {tuple(edge_type.shape)}"
             raise ValueError(refusal("edge_type", got, f"integers {(E,)}"))
         if mask is not None and (mask.dtype != torch.bool or mask.shape != (E,)):
@@ -296,6 +315,11 @@ class GraphAttention(nn.Module):
     def extra_repr(self) -> str:
         kinds = "" if self.edge_types is None else f", edge_types={self.edge_types}"
         return f"heads={self.heads}, join={self.join!r}, self_loops={self.self_loops}{kinds}"
+
+
+def _is_whole(x: Tensor) -> bool:
+    """Whether a tensor holds integers; booleans are none."""
+    return not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
 
 
 def _projected(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:

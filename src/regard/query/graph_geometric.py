@@ -5,7 +5,9 @@ There, `att_src` belongs to the neighbour, where messages come from, and `att_ds
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -57,6 +59,13 @@ def arguments(module: nn.Module) -> dict[str, Any]:
         "self_loops": given.add_self_loops,
         "dropout": given.dropout,
     }
+
+
+def fits(theirs: Sequence[int], ours: Sequence[int]) -> bool:
+    """Whether a shape is ours, or ours with the heads put together, in front of a width or of nothing."""
+    their, own = (tuple(dropwhile(lambda size: size == 1, shape)) for shape in (theirs, ours))
+    together = (math.prod(own[:-1]), *own[-1:])
+    return their in (own, tuple(dropwhile(lambda size: size == 1, together)), (math.prod(own),))
 
 
 def translated(state: Mapping[str, Tensor], score: Score) -> dict[str, Tensor]:

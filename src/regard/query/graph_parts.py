@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from regard._errors import refusal
 from regard.general.scores.base import AdditiveForm, Heads, Score, head_axes, vector, width
 from regard.ops.activations import activation
 from regard.ops.edges import EdgeMask, Edges, reached
+from regard.query.parts import in_range, is_plain
 
 
 class GATScore(Score):
@@ -92,14 +92,7 @@ class Graph:
 
 def _some(which: Tensor) -> Tensor | None:
     """None where all are true, if one may look."""
-    return None if _is_plain(which) and which.device.type == "cpu" and bool(which.all()) else which
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor has numbers to look at: not one of torch.func's or a tracer's."""
-    if torch.compiler.is_compiling() or x.device.type == "meta":
-        return False
-    return type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return None if is_plain(which) and which.device.type == "cpu" and bool(which.all()) else which
 
 
 def graph(
@@ -122,7 +115,7 @@ def graph(
         loops: add an edge from each node to itself, after all others, of the last type; those that are there already are masked.
     """
     given = (edge_index, mask, edge_type)
-    lasting = all(x is None or (_is_plain(x) and not x.is_inference()) for x in given)
+    lasting = all(x is None or (is_plain(x) and not x.is_inference()) for x in given)
     if not lasting:
         return _built(edge_index, sizes, mask, edge_type, types, loops)
     known: _Known | None = _known.get(edge_index)
@@ -173,17 +166,17 @@ def _built(
     loops: bool,
 ) -> Graph:
     n_targets, n_sources = sizes
-    _check_range("edge_index", edge_index[0], n_sources, "sources")
-    _check_range("edge_index", edge_index[1], n_targets, "targets")
+    in_range("edge_index", edge_index[0], 0, n_sources, f"indices of {n_sources} sources")
+    in_range("edge_index", edge_index[1], 0, n_targets, f"indices of {n_targets} targets")
     # Copies: what is remembered, or recorded, must neither change with the edges nor keep them alive.
     source, target = (end.to(torch.long, copy=True) for end in edge_index.unbind())
     mask = None if mask is None else mask.clone()
     if edge_type is not None:
-        _check_range("edge_type", edge_type, types - loops, "edge types")
+        in_range("edge_type", edge_type, 0, types - loops, f"indices of {types - loops} edge types")
     if loops:
         apart = source != target
         mask = apart if mask is None else mask & apart
-        if _is_plain(mask) and mask.device.type == "cpu" and bool(mask.all()):
+        if is_plain(mask) and mask.device.type == "cpu" and bool(mask.all()):
             mask = None
         own = torch.arange(n_targets, device=edge_index.device)
         source, target = torch.cat([source, own]), torch.cat([target, own])
@@ -195,13 +188,3 @@ def _built(
     edges = Edges.of(row, target, n_targets, types)
     read, asking = _some(reached(source, n_sources, mask)), _some(reached(target, n_targets, mask))
     return Graph(edges, EdgeMask(mask, edges), read, asking)
-
-
-def _check_range(name: str, index: Tensor, n: int, what: str) -> None:
-    # Only where looking at the numbers stalls no device and breaks no graph.
-    if not _is_plain(index) or index.device.type != "cpu" or index.numel() == 0:
-        return
-    least, most = int(index.min()), int(index.max())
-    if least < 0 or most >= n:
-        got = f"indices from {least} to {most}"
-        raise IndexError(refusal(name, got, f"indices of {n} {what}"))

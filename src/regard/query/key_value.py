@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input
+from regard.general.masks import broadcasts
 from regard.general.scores.base import matrix, width
-from regard.query.parts import keep, widths
+from regard.query.parts import keep, operand, widths
 
 
 class Memory(NamedTuple):
@@ -134,9 +135,15 @@ class KeyValueMemory(nn.Module):
     ) -> Float[Tensor, "*q dv"]:
         """Write, then read and hop; `mask` is True for real slots."""
         memory = self.write(None, key, value, mask)
+        for weight in self.R[:1]:
+            operand("query", query, weight)
         alive = memory.mask.any(-1)
         if query.dim() == key.dim():
-            alive = alive.unsqueeze(-1).expand(query.shape[:-1])
+            alive = alive.unsqueeze(-1)
+            if not broadcasts(tuple(alive.shape), tuple(query.shape[:-1])):
+                got = f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}"
+                raise ValueError(refusal("query", got, "the leading axes of the key"))
+            alive = alive.expand(query.shape[:-1])
         query = keep(query, alive)
         read = self.read(query, memory)
         for number in range(self.hops - 1):

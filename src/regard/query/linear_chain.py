@@ -11,7 +11,7 @@ from regard.general.alignments.base import readable
 from regard.general.scores.base import zeros
 from regard.ops.forms import wide
 from regard.query.scans import followed, scan, shifted
-from regard.query.structured import Structured, drawn
+from regard.query.structured import Structured, drawn, selection
 
 # As good as minus infinity in any sum, but a number: nothing that is computed from it is NaN, in any derivative.
 _NEVER = -1e30
@@ -129,11 +129,13 @@ class Chain:
 
     def log_prob(self, selected: Tensor) -> Tensor:
         """Of a selection (..., N); what may not be attended does not count."""
+        selected = selection(selected, self.allowed)
+        seen, later = (x.movedim(0, -1).expand(selected.shape).movedim(-1, 0) for x in (self._seen, self._later))
         z = (selected & self.allowed).movedim(-1, 0).long()
         place = torch.arange(len(z), device=z.device).reshape(-1, *(1,) * (z.dim() - 1))
-        latest = torch.where(self._seen, place, 0).cummax(0).values
+        latest = torch.where(seen, place, 0).cummax(0).values
         before = z.gather(0, shifted(latest, 1, torch.zeros_like(latest[0])))
-        pairs = torch.where(self._later, self.T[before, z], 0.0).sum(0)
+        pairs = torch.where(later, self.T[before, z], 0.0).sum(0)
         return (self.scores * selected).sum(-1) + pairs - self.log_partition()
 
 

@@ -18,7 +18,7 @@ from regard.general.attention import Attention
 from regard.general.masks import Bound, Mask, Pairs, Sizes, as_mask
 from regard.general.scores import Score
 from regard.general.scores.base import matrix, width, zeros
-from regard.query.parts import Filled, keep, widths
+from regard.query.parts import Filled, keep, operand, widths
 
 
 @register(
@@ -123,6 +123,8 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
+        for name, x, W in (("query", query, self.W_Q), ("key", key, self.W_K), ("value", value, self.W_V)):
+            operand(name, x, W)
         if key.dim() < 2 or query.dim() not in (key.dim(), key.dim() - 1):
             got = f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}"
             raise ValueError(refusal("query", got, "as many axes as the key, or one fewer"))

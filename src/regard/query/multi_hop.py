@@ -13,9 +13,9 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input, masked_mean
 from regard.general.attention import Attention
-from regard.general.masks import Bound, Keys, Mask, Sizes
+from regard.general.masks import Bound, Keys, Mask, Sizes, broadcasts
 from regard.general.scores.base import matrix, width
-from regard.query.parts import Filled, keep, one_of, widths
+from regard.query.parts import Filled, keep, one_of, operand, widths
 
 _STARTS = ("mean", "zeros")
 
@@ -116,6 +116,12 @@ TRANSFORMS: dict[str, type[Transform]] = {
     memory="linear",
     choose="few parameters (shared), or a question of several parts, one for each hop (attention over the query side)",
     avoid="hops that must do different things (own weights)",
+    example="""
+    >>> attend = MultiHopAttention((3, 5, 7), hops=2, transform="attention", share=True)
+    >>> question, key, value = torch.randn(2, 4, 3), torch.randn(2, 11, 5), torch.randn(2, 11, 7)
+    >>> attend(question.mean(-2), key, value, side=question).shape
+    torch.Size([2, 7])
+    """,
 )
 class MultiHopAttention(nn.Module):
     r"""Ask, read, and ask again (Tran & Niederée 2018, https://doi.org/10.1145/3209978.3210009).
@@ -161,7 +167,7 @@ class MultiHopAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        query_dim, key_dim, value_dim = widths("dim", dim, 3)
+        self.dims = query_dim, key_dim, value_dim = widths("dim", dim, 3)
         self.count, self.see_context, self.start = (
             width("hops", hops),
             bool(see_context),
@@ -214,8 +220,12 @@ class MultiHopAttention(nn.Module):
     ) -> Float[Tensor, "*q s dv"]:
         """The contexts of all hops, (..., S, d_v)."""
         value = key if value is None else value
-        key, mask = masked_input(key, mask, "key")
-        value, _ = masked_input(value, mask, "value")
+        query_dim, key_dim, value_dim = self.dims
+        key, mask = masked_input(key, mask, "key", key_dim)
+        value, _ = masked_input(value, mask, "value", value_dim)
+        weight = next(self.parameters(), key)
+        for name, x, d in (("query", query, query_dim), ("key", key, key_dim), ("value", value, value_dim)):
+            operand(name, x, weight, d)
         many = query.dim() == key.dim()
         if mask is not None:
             alive = mask.any(-1)
@@ -229,6 +239,9 @@ class MultiHopAttention(nn.Module):
             masked_mean(value, mask) if self.start == "mean" else value.new_zeros(*value.shape[:-2], value.shape[-1])
         )
         context = context.unsqueeze(-2) if many else context
+        if not broadcasts(tuple(context.shape[:-1]), tuple(query.shape[:-1])):
+            got = f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}"
+            raise ValueError(refusal("query", got, "the leading axes of the key"))
         context = context.expand(*query.shape[:-1], context.shape[-1])
         found = []
         for s in range(self.count):

@@ -137,6 +137,36 @@ def widths(argument: str, given: int | tuple[int, ...], count: int) -> tuple[int
     return tuple(width(argument, d) for d in each)
 
 
+def operand(name: str, x: Tensor, weight: Tensor, dim: int | None = None) -> None:
+    """Refuse an input (..., d) that cannot be multiplied by a weight, of `dim` columns or of as many as its last axis says."""
+    if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+        got = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(refusal(name, got, "a floating-point tensor"))
+    dim = weight.shape[-1] if dim is None else dim
+    if x.dim() == 0 or x.shape[-1] != dim:
+        raise ValueError(refusal(name, f"shape {tuple(x.shape)}", f"width {dim}: (..., {dim})"))
+    if x.dtype != weight.dtype and not autocasting(x.device):
+        fix = "Fix: convert the module or the inputs, or use torch.autocast."
+        raise TypeError(refusal(name, f"a tensor of {x.dtype}", f"the module's dtype, {weight.dtype}", fix))
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor has numbers to look at: not one of torch.func's or a tracer's."""
+    if torch.compiler.is_compiling() or x.device.type == "meta":
+        return False
+    return type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def in_range(name: str, index: Tensor, low: int, high: int, expected: str) -> None:
+    """Refuse indices below `low`, or not below `high`."""
+    # Only where looking at the numbers stalls no device and breaks no graph.
+    if not is_plain(index) or index.device.type != "cpu" or index.numel() == 0:
+        return
+    least, most = int(index.min()), int(index.max())
+    if least < low or most >= high:
+        raise IndexError(refusal(name, f"indices from {least} to {most}", expected))
+
+
 def uncast(device: torch.device) -> AbstractContextManager[object]:
     """The operands of a call already have autocast's dtype; what is computed from them must stay wide."""
     return torch.autocast(device.type, enabled=False) if autocasting(device) else nullcontext()

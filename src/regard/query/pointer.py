@@ -18,7 +18,7 @@ from regard.general.scores.base import vector, width
 from regard.ops import hooks
 from regard.ops.call import Call
 from regard.ops.dispatch import wants_dense
-from regard.query.parts import uncast
+from regard.query.parts import in_range, uncast
 
 
 class Pointed(NamedTuple):
@@ -181,7 +181,7 @@ class PointerNetwork(nn.Module):
             found = self._log_probabilities(state.unsqueeze(1), keys, step.open.unsqueeze(1)).squeeze(1)
             # What has ended goes on in one way only: the last column.
             found = torch.cat([found.masked_fill(done[:, None], -math.inf), _where_done(done, found)], -1)
-            every = (total[:, None] + found).view(batch, -1)
+            every = (total[:, None] + found).view(batch, beam * found.shape[-1])
             best, index = every.topk(beam, -1)
             total = best.flatten()
             path, chosen = index // found.shape[-1], (index % found.shape[-1]).flatten()
@@ -233,6 +233,9 @@ class PointerNetwork(nn.Module):
         if positions.dtype.is_floating_point or positions.dim() != 2 or len(positions) != len(tokens):
             got = f"a tensor of {positions.dtype}, shape {tuple(positions.shape)}"
             raise ValueError(refusal("positions", got, f"integers ({len(tokens)}, M)"))
+        n, stop = tokens.shape[1], self.stop is not None
+        expected = f"positions of {n} tokens, {f'{n} to stop, ' if stop else ''}-1 after the end"
+        in_range("positions", positions, -1, n + stop, expected)
 
     def extra_repr(self) -> str:
         return f"revisit={self.revisit}, stop={self.stop is not None}"

@@ -18,7 +18,7 @@ from regard.general.masks import Bound, Mask, Sizes, as_mask
 from regard.general.scores.base import matrix, width
 from regard.ops.call import Call, Tile
 from regard.ops.random import SAMPLE
-from regard.query.parts import Filled, keep, one_of, uncast, widths
+from regard.query.parts import Filled, keep, one_of, operand, uncast, widths
 
 _MIXES = ("query", "context")
 
@@ -145,6 +145,8 @@ class QueryRouting(nn.Module):
             mask: True where a token may attend a key, as in `Attention`.
         """
         value = key if value is None else value
+        operand("query", query, self.W_r)
+        operand("key", key, self.W_Q, self.W_Q.shape[-2])
         if key.dim() < 2 or query.dim() not in (key.dim(), key.dim() - 1):
             got = f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}"
             raise ValueError(refusal("query", got, "as many axes as the key, or one fewer"))

@@ -16,7 +16,7 @@ from regard.ops.call import Call
 from regard.ops.dispatch import choose
 from regard.ops.forms import wide
 from regard.query.capsules import Capsules, of_width
-from regard.query.parts import uncast, widths
+from regard.query.parts import operand, uncast, widths
 
 
 def squash(s: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
@@ -29,13 +29,14 @@ def squash(s: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         tensor([[0.0000, 0.9000],
                 [0.0000, 0.0000]])
     """
-    square = s.square().sum(-1, keepdim=True)
-    return s * (_root(square) / (1 + square))
+    # In half precision the square of a length of 256 is infinite, and that of 1/4096 zero.
+    square = wide(s).square().sum(-1, keepdim=True)
+    return (s * (_root(square) / (1 + square))).to(s.dtype)
 
 
 def lengths(v: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
     """Norms of vectors, differentiable (with zero gradients) where they are zero."""
-    return _root(v.square().sum(-1))
+    return _root(wide(v).square().sum(-1)).to(v.dtype)
 
 
 def _root(square: Tensor) -> Tensor:
@@ -107,6 +108,7 @@ class DynamicRouting(nn.Module):
     ) -> Float[Tensor, "*b j dout"]:
         """Output capsules (..., J, d_out) of input capsules (..., I, d_in); `mask` is True for real ones, (..., I)."""
         u, mask = masked_input(of_width("u", u, self.W.shape[-2]), mask, "u")
+        operand("u", u, self.W, self.W.shape[-2])
         predicted = self.predictions(u)
         every = wide(predicted)
         earlier = every.detach() if self.detach else every

@@ -42,6 +42,11 @@ _UPDATES = ("replace", "residual")
     memory="linear",
     choose="layers are stacked: the sum keeps the token, and its gradient, through many of them",
     avoid="a single layer whose result should be what was read and nothing else (replace)",
+    example="""
+    >>> stack = nn.Sequential(SelfAttention(6, update="residual"), SelfAttention(6, update="residual"))
+    >>> stack(torch.randn(2, 5, 6)).shape
+    torch.Size([2, 5, 6])
+    """,
 )
 class SelfAttention(nn.Module):
     r"""Tokens read each other (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; Cheng et al. 2016, https://arxiv.org/abs/1601.06733).

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from regard._errors import refusal
 from regard.general.alignments.base import Alignment, softmax
 from regard.ops.call import Call, Tile
 from regard.query.parts import uncast
@@ -66,11 +67,46 @@ class Structured(Alignment):
         """The distribution behind a recorded call: `attend.align.distribution(trace.call)`, to sample from, for its entropy."""
         tile = call.tile()
         with uncast(call.device):
-            found: Structure = self.structure(call.scores(tiled=True), tile.mask())
+            scores = call.scores(tiled=True)
+            found: Structure = self.structure(scores, tile.mask()) if scores.shape[-1] else Nothing(scores)
         return found
 
     def extra_repr(self) -> str:
         return f"normalize={self.normalize}"
+
+
+class Nothing:
+    """Rows without keys, (..., 0): to select nothing is certain."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = scores
+
+    def log_partition(self) -> Tensor:
+        return self.scores.sum(-1)
+
+    def marginals(self) -> Tensor:
+        return self.scores
+
+    def entropy(self) -> Tensor:
+        return self.scores.sum(-1)
+
+    def sample(self, generator: Generator | None = None) -> Tensor:
+        return torch.zeros_like(self.scores, dtype=torch.bool)
+
+    def log_prob(self, selected: Tensor) -> Tensor:
+        return (self.scores * selection(selected, self.sample())).sum(-1)
+
+
+def selection(selected: Tensor, allowed: Tensor) -> Tensor:
+    """Selections to be judged, booleans like the keys or with more leading axes; or a refusal."""
+    if not isinstance(selected, Tensor) or selected.dtype != torch.bool:
+        got = f"a tensor of {selected.dtype}" if isinstance(selected, Tensor) else type(selected).__name__
+        raise TypeError(refusal("selected", got, "booleans, True for what is selected"))
+    try:
+        return selected.expand(torch.broadcast_shapes(selected.shape, allowed.shape))
+    except RuntimeError:
+        got = f"shape {tuple(selected.shape)}"
+        raise ValueError(refusal("selected", got, f"a shape that broadcasts with {tuple(allowed.shape)}")) from None
 
 
 def drawn(logits: Tensor, generator: Generator | None) -> Tensor:

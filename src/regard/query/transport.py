@@ -13,6 +13,7 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, readable
+from regard.general.masks import Sizes, as_mask
 from regard.general.scores.base import width
 from regard.ops.call import Call, Tile
 from regard.ops.forms import wide
@@ -26,10 +27,14 @@ def log_plan(scores: Tensor, allowed: Tensor, epsilon: float, iterations: int) -
     # Each row that may send holds the same mass, and so does each column that may receive.
     rows, columns = (_log_shares(allowed.any(axis)).to(log.dtype) for axis in (-1, -2))
     f, g = torch.zeros_like(rows), torch.zeros_like(columns)
-    for _ in range(iterations):
+    for step in range(iterations):
+        if step > 0:
+            f = _fitted(rows, log_sum_exp(log + g.unsqueeze(-2), -1))
         g = _fitted(columns, log_sum_exp(log + f.unsqueeze(-1), -2))
-        f = _fitted(rows, log_sum_exp(log + g.unsqueeze(-2), -1))
-    return torch.where(allowed, torch.where(allowed, log, 0.0) + f.unsqueeze(-1) + g.unsqueeze(-2), -math.inf)
+    # Rows once more, but as a softmax: large potentials would leave no digits for a sum of one.
+    some = allowed.any(-1, keepdim=True)
+    shares = torch.where(some, log + g.unsqueeze(-2), 0.0).log_softmax(-1) + rows.unsqueeze(-1)
+    return torch.where(allowed, shares, -math.inf)
 
 
 def _log_shares(used: Tensor) -> Tensor:
@@ -69,6 +74,12 @@ def sinkhorn(
                 [0.5000, 0.0000]])
     """
     _check(epsilon, iterations)
+    if not isinstance(cost, Tensor) or cost.dim() < 2:
+        got = f"shape {tuple(cost.shape)}" if isinstance(cost, Tensor) else type(cost).__name__
+        raise ValueError(refusal("cost", got, "a tensor (..., n, m)"))
+    if mask is not None:
+        *lead, n, m = cost.shape
+        mask = as_mask(mask).bind(Sizes(tuple(lead), n, m)).tile(range(n), range(m), cost.device)
     scores = -wide(cost)
     return log_plan(scores, readable(scores, mask), epsilon, iterations).exp()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.scores.base import matrix, width, zeros
+from regard.ops.forms import wide
 from regard.query.parts import keep
 from regard.transformer.encoder import TransformerEncoder
 from regard.transformer.feedforward import probability
@@ -122,9 +123,9 @@ class BERT4Rec(nn.Module):
         """Logits of what comes after the real items of each sequence, which stand at its beginning."""
         real = torch.ones_like(items, dtype=torch.bool) if mask is None else mask
         longer, more = F.pad(items, (0, 1)), F.pad(real, (0, 1))
-        end = real.sum(-1, keepdim=True)
         place = torch.arange(longer.shape[-1], device=items.device)
-        asked = place == end
+        # After the last real item, so that none is overwritten where others are missing before it.
+        asked = place == torch.where(more, place + 1, 0).amax(-1, keepdim=True)
         hidden = self.encoder(F.embedding(torch.where(asked, self.mask_token, longer), self.E), more | asked)
         return self.logits((hidden * asked.unsqueeze(-1)).sum(-2))
 
@@ -136,5 +137,5 @@ def cloze_loss(
     logits: Float[Tensor, "*b n v"], items: Int[Tensor, "*b n"], chosen: Bool[Tensor, "*b n"]
 ) -> Float[Tensor, ""]:
     """The mean negative log-probability of the chosen items; zero where none is."""
-    log_p = logits.log_softmax(-1).gather(-1, torch.where(chosen, items, 0).unsqueeze(-1)).squeeze(-1)
+    log_p = wide(logits).log_softmax(-1).gather(-1, torch.where(chosen, items, 0).unsqueeze(-1)).squeeze(-1)
     return -torch.where(chosen, log_p, 0.0).sum() / chosen.sum().clamp(min=1)

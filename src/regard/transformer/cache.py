@@ -40,6 +40,11 @@ class Slot:
         return self.extend(*make()) if self._kept is None else self.kept
 
     @property
+    def lead(self) -> tuple[int, ...] | None:
+        """The axes before those of heads, tokens and width; None while there is nothing."""
+        return None if self._kept is None else tuple(self._kept[0].shape[:-3])
+
+    @property
     def kept(self) -> tuple[Tensor, Tensor]:
         """All keys and all values."""
         if self._kept is None:
@@ -108,3 +113,18 @@ class Cache:
         if filled is not None:
             key, _ = filled.kept
             self.reorder(torch.arange(len(key), device=key.device).repeat_interleave(times))
+
+
+def fitting(cache: Cache, layers: int, lead: tuple[int, ...], memory: Tensor | None) -> None:
+    """Refuse a cache of another decoder, of another batch or of another memory, before anything is added to it."""
+    again = "Fix: begin with a new cache()."
+    if not isinstance(cache, Cache):
+        raise TypeError(refusal("cache", type(cache).__name__, "what cache() of the decoder gave"))
+    if len(cache.own) != layers:
+        raise ValueError(refusal("cache", f"one of {len(cache.own)} layers", f"one of {layers}"))
+    before = next((slot.lead for slot in cache.own if slot.lead is not None), lead)
+    if before != lead:
+        raise ValueError(refusal("tokens", f"leading axes {lead}", f"{before}, as the cache has seen", again))
+    kept = next((slot.length for slot in cache.cross if slot.lead is not None), None)
+    if memory is not None and kept not in (None, memory.shape[-2]):
+        raise ValueError(refusal("memory", f"{memory.shape[-2]} places", f"the {kept} that the cache remembers", again))

@@ -14,7 +14,7 @@ from regard.feature.parts import masked_input
 from regard.general.masks import Causal, Mask, Sizes, as_mask
 from regard.general.scores.base import width
 from regard.query.parts import keep
-from regard.transformer.cache import Cache
+from regard.transformer.cache import Cache, fitting
 from regard.transformer.encoder import copied_norm, stack
 from regard.transformer.layers import DecoderLayer
 from regard.transformer.positions import PositionLike
@@ -70,8 +70,11 @@ class TransformerDecoder(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        self.dim = width("dim", dim)
+        # Layers that are ready-made know for themselves how wide a memory they read.
         more = {} if not isinstance(layers, int) else {"cross": cross}
-        self.position, self.layers = stack(DecoderLayer, width("dim", dim), heads, layers, position, options | more)
+        self.memory_dim = None if not more or cross is False else dim if cross is True else cross
+        self.position, self.layers = stack(DecoderLayer, dim, heads, layers, position, options | more)
         wanted = options.get("norm") == "pre" if final_norm is None else final_norm
         self.final_norm = nn.LayerNorm(dim, bias=options.get("bias", True)) if wanted else None
 
@@ -95,18 +98,19 @@ class TransformerDecoder(nn.Module):
             pairs: which token may look at which, beside causality; over all tokens so far.
             cache: what `cache()` gave; it is changed. It remembers the memory too, as it was at the first call.
         """
-        tokens, mask = masked_input(tokens, mask, "tokens")
+        tokens, mask = masked_input(tokens, mask, "tokens", self.dim)
         lead, n = tuple(tokens.shape[:-2]), tokens.shape[-2]
+        across = None
+        if memory is not None:
+            memory, memory_mask = masked_input(memory, memory_mask, "memory", self.memory_dim)
+            across = share(memory_mask, None, Sizes(lead, n, memory.shape[-2]), tokens.device, own=False)
         start, real = 0, mask
         if cache is not None:
+            fitting(cache, len(self.layers), lead, memory)
             start = cache.length
             cache.seen(n, mask, lead, tokens.device)
             real = cache.real
         own = self._own(real, pairs, Sizes(lead, n, start + n), tokens)
-        across = None
-        if memory is not None:
-            memory, memory_mask = masked_input(memory, memory_mask, "memory")
-            across = share(memory_mask, None, Sizes(lead, n, memory.shape[-2]), tokens.device, own=False)
         if self.position is not None:
             tokens = self.position(tokens, start)
         for k, layer in enumerate(self.layers):

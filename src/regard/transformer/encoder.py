@@ -67,7 +67,8 @@ class TransformerEncoder(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.position, self.layers = stack(EncoderLayer, width("dim", dim), heads, layers, position, options)
+        self.dim = width("dim", dim)
+        self.position, self.layers = stack(EncoderLayer, dim, heads, layers, position, options)
         wanted = options.get("norm") == "pre" if final_norm is None else final_norm
         self.final_norm = nn.LayerNorm(dim, bias=options.get("bias", True)) if wanted else None
 
@@ -85,7 +86,7 @@ class TransformerEncoder(nn.Module):
             mask: True for real tokens, (..., N).
             pairs: which token may look at which: a mask object such as `Window(8)`, or booleans that broadcast to (..., N, N).
         """
-        tokens, mask = masked_input(tokens, mask, "tokens")
+        tokens, mask = masked_input(tokens, mask, "tokens", self.dim)
         n = tokens.shape[-2]
         shared = share(mask, pairs, Sizes(tuple(tokens.shape[:-2]), n, n), tokens.device)
         if self.position is not None:
@@ -133,7 +134,7 @@ def stack(
         got = f"one {type(options['attention']).__name__}"
         fix = "Fix: pass a function of width and heads that makes one."
         raise ValueError(refusal("attention", got, f"parameters for {layers} layers", fix))
-    head_dim = options.get("head_dim") or max(1, dim // heads)
+    head_dim = options.get("head_dim") or max(1, dim // width("heads", heads))
     head_dim = head_dim if isinstance(head_dim, int) else head_dim[0]
     first = build_position(position, dim=dim, heads=heads, head_dim=head_dim)
     if first is None or isinstance(first, AbsolutePosition):

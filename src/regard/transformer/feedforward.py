@@ -52,8 +52,13 @@ class FeedForward(nn.Module):
         return f"{self.W2.shape[0]}, {self.W1.shape[0]}, {self.activation.spec!r}, dropout={self.dropout}"
 
 
+def hidden_width(dim: int, given: int | None) -> int:
+    """The width inside a feed-forward map: four times that of the tokens when not given."""
+    return 4 * dim if given is None else width("feedforward_dim", given)
+
+
 def probability(name: str, value: float) -> float:
     """Check a probability."""
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(refusal(name, value, "a probability, from 0 to 1"))
+    if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        raise ValueError(refusal(name, repr(value), "a probability, from 0 to 1"))
     return float(value)

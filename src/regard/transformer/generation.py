@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -84,6 +85,8 @@ class Beam:
 
     def __post_init__(self) -> None:
         width("paths", self.paths)
+        if not isinstance(self.penalty, int | float) or not math.isfinite(self.penalty):
+            raise ValueError(refusal("penalty", repr(self.penalty), "a finite number"))
 
     def pick(self, log_p: Tensor, total: Tensor) -> _Picked:
         every = (total[:, None] + log_p).view(-1, self.paths * log_p.shape[-1])
@@ -117,14 +120,13 @@ class Sample:
     paths = 1
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(
-                refusal("temperature", self.temperature, "a number > 0", "Fix: Greedy() is its limit at 0.")
-            )
+        if not isinstance(self.temperature, int | float) or not self.temperature > 0:
+            fix = "Fix: Greedy() is its limit at 0."
+            raise ValueError(refusal("temperature", repr(self.temperature), "a number > 0", fix))
         if self.top_k is not None:
             width("top_k", self.top_k)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(refusal("top_p", self.top_p, "a probability, above 0 and at most 1"))
+        if self.top_p is not None and not (isinstance(self.top_p, int | float) and 0 < self.top_p <= 1):
+            raise ValueError(refusal("top_p", repr(self.top_p), "a probability, above 0 and at most 1"))
 
     def pick(self, log_p: Tensor, total: Tensor) -> _Picked:
         chosen = self.distribution(log_p).multinomial(1).squeeze(-1)
@@ -170,10 +172,13 @@ def generate(
     how = Greedy() if how is None else how
     if not isinstance(how, Greedy | Beam | Sample):
         raise TypeError(refusal("how", type(how).__name__, "Greedy(), Beam(…) or Sample(…)"))
+    if not isinstance(prompt, Tensor):
+        raise TypeError(refusal("prompt", type(prompt).__name__, "a tensor of integers (batch, M >= 1)"))
     if prompt.dim() != 2 or prompt.dtype.is_floating_point or prompt.shape[-1] < 1:
         raise ValueError(refusal("prompt", f"shape {tuple(prompt.shape)}, {prompt.dtype}", "integers (batch, M >= 1)"))
     batch, paths, steps = len(prompt), how.paths, width("steps", steps)
     log_p = wide(model.step(prompt)).log_softmax(-1)
+    end = None if end is None else a_token("end", end, log_p.shape[-1])
     total = log_p.new_zeros(batch, paths)
     if paths > 1:
         model.spread(paths)
@@ -200,6 +205,14 @@ def generate(
     best = how.score(total, length).view(batch, paths).argmax(-1) if batch else total.long()
     row = best + torch.arange(batch, device=best.device) * paths
     return Generated(tokens[row], total[row])
+
+
+def a_token(name: str, value: int, vocabulary: int) -> int:
+    """Check that a token is one of the vocabulary."""
+    token = value if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
+        raise ValueError(refusal(name, repr(value), f"a token, from 0 to {vocabulary - 1}"))
+    return token
 
 
 def _certain(token: int, like: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ from regard.query.multi_head import MultiHeadAttention
 from regard.query.parts import one_of
 from regard.transformer.attention import TransformerAttention
 from regard.transformer.cache import Slot
-from regard.transformer.feedforward import FeedForward, probability
+from regard.transformer.feedforward import FeedForward, hidden_width, probability
 
 # A ready-made attention, or a function of the width of the tokens and the number of heads that makes one.
 AttentionLike: TypeAlias = nn.Module | Callable[[int, int], nn.Module] | None
@@ -83,7 +84,7 @@ class EncoderLayer(_Layer):
         dim = width("dim", dim)
         self.attention = _attention(attention, dim, heads, bias, options)
         self.norm_attention = nn.LayerNorm(dim, bias=bias)
-        self.feedforward = FeedForward(dim, feedforward_dim or 4 * dim, activation, dropout, bias)
+        self.feedforward = FeedForward(dim, hidden_width(dim, feedforward_dim), activation, dropout, bias)
         self.norm_feedforward = nn.LayerNorm(dim, bias=bias)
 
     def forward(self, tokens: Float[Tensor, "*b n d"], mask: Tensor | Mask | None = None) -> Float[Tensor, "*b n d"]:
@@ -161,7 +162,7 @@ class DecoderLayer(_Layer):
             memory_dim = dim if cross is True else width("cross", cross)
             self.cross = _attention(None, (dim, memory_dim, memory_dim), heads, bias, both)
             self.norm_cross = nn.LayerNorm(dim, bias=bias)
-        self.feedforward = FeedForward(dim, feedforward_dim or 4 * dim, activation, dropout, bias)
+        self.feedforward = FeedForward(dim, hidden_width(dim, feedforward_dim), activation, dropout, bias)
         self.norm_feedforward = nn.LayerNorm(dim, bias=bias)
 
     def forward(
@@ -185,6 +186,8 @@ class DecoderLayer(_Layer):
         if (memory is None) != (self.cross is None):
             expected = "nothing: this layer has cross=False" if self.cross is None else "what the encoder gave"
             raise ValueError(refusal("memory", "none" if memory is None else "a tensor", expected))
+        if cache is not None and not isinstance(self.attention, TransformerAttention):
+            _takes_cache(self.attention)
         of_own, of_memory = ({}, {}) if cache is None else ({"cache": cache[0]}, {"cache": cache[1]})
         tokens = self._added(tokens, self.norm_attention, lambda x: self.attention(x, mask=mask, **of_own))
         if self.cross is not None and self.norm_cross is not None:
@@ -217,6 +220,15 @@ def _attention(
     if not isinstance(made, nn.Module):
         raise TypeError(refusal("attention", type(made).__name__, "a module, or a function of width and heads"))
     return made
+
+
+def _takes_cache(attention: nn.Module) -> None:
+    """Refuse to decode in portions with an attention that cannot."""
+    parameters = inspect.signature(attention.forward).parameters.values()
+    if not any(p.name == "cache" or p.kind is p.VAR_KEYWORD for p in parameters):
+        expected = f"none: {type(attention).__name__} reads all tokens at once and keeps none"
+        fix = "Fix: call the decoder with all tokens so far; to generate, use an attention whose forward takes cache=."
+        raise TypeError(refusal("cache", "one", expected, fix))
 
 
 def _arguments(module: Any) -> dict[str, Any]:

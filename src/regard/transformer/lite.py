@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.catalog import register
-from regard.general.masks import Mask
+from regard.general.masks import Bound, Mask, _BoundBand, _BoundBoth
 from regard.general.scores.base import matrix, vector, width, zeros
 from regard.query.parts import keep
 from regard.transformer.attention import TransformerAttention
@@ -108,13 +108,24 @@ class LongShortAttention(nn.Module):
     def forward(self, tokens: Float[Tensor, "*b n d"], *, mask: Tensor | Mask | None = None) -> Float[Tensor, "*b n d"]:
         """Update the tokens (..., N, d).
 
-        The convolution leaves out keys that the mask lets nobody attend: padding. Of other masks it knows nothing.
+        The convolution leaves out keys that the mask lets nobody attend: padding. Unless it is causal, a mask such as `Causal()` is
+        refused, which it would not obey. Of other masks it knows nothing.
         """
         far, near = tokens.chunk(2, -1)
         real = None
         if mask is not None:
             bound = mask.bound if isinstance(mask, Shared) else self.far._bind(mask, far, far, far)[0]
+            if self.near.kernel > 1 and not self.near.causal and not _looks_ahead(bound):
+                fix = "Fix: LongShortAttention(dim, heads, causal=True)."
+                raise ValueError(refusal("causal", False, "True beside a mask that hides what is later", fix))
             real = bound.keys(tokens.device)
             if real is not None and real.dim() == tokens.dim():
                 real = real.any(-2)
         return torch.cat([self.far(far, mask=mask), self.near(near, real)], -1)
+
+
+def _looks_ahead(bound: Bound) -> bool:
+    """Whether a mask may let a token see a later one."""
+    if isinstance(bound, _BoundBoth):
+        return _looks_ahead(bound.left) and _looks_ahead(bound.right)
+    return not isinstance(bound, _BoundBand) or bound.high > 0

@@ -162,7 +162,7 @@ class LSHAttention(nn.Module):
     def _hashed(self, query: Tensor, real: Tensor | None, hashes: Hashes) -> Tensor:
         if hashes.ids is None:
             hashes.ids = self.hash(query, real)
-        elif self.training:
+        elif self.training and self.buckets != 1:
             # Drawn in vain: whatever is drawn after the rotations must be what it was in the first call.
             self._rotations(query)
         return hashes.ids

@@ -14,7 +14,7 @@ from regard._errors import refusal
 from regard.general.scores.base import width
 from regard.query.parts import widths
 from regard.transformer.decoder import TransformerDecoder
-from regard.transformer.generation import Generated, How, generate
+from regard.transformer.generation import Generated, How, a_token, generate
 from regard.transformer.positions import PositionLike
 from regard.transformer.transformer import Transformer
 
@@ -113,7 +113,11 @@ class SequenceToSequence(nn.Module):
         how: How | None = None,
     ) -> Generated:
         """Write a target for each source, after the token `begin`; the rest is as in `generate`."""
+        if source.dim() != 2:
+            raise ValueError(refusal("source", f"shape {tuple(source.shape)}", "(batch, N)"))
+        begin = a_token("begin", begin, len(self.target.E))
         memory = self.transformer.encoder(self.source(source), mask)
+        mask = None if mask is None else mask.expand(source.shape)
         decoding = CachedDecoding(self.transformer.decoder, self.target, memory, mask)
         return generate(decoding, source.new_full((len(source), 1), begin), steps=steps, end=end, how=how)
 

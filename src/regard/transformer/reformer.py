@@ -15,6 +15,7 @@ from regard.general.masks import Causal, Mask, Sizes, as_mask
 from regard.general.scores.base import width
 from regard.query.parts import keep
 from regard.transformer.chunked import ChunkedFeedForward
+from regard.transformer.feedforward import hidden_width
 from regard.transformer.lsh import LSHAttention
 from regard.transformer.models import TokenEmbedding
 from regard.transformer.positions import AbsolutePosition, PositionLike, build_position
@@ -78,7 +79,8 @@ class Reformer(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        dim, self.causal = width("dim", dim), causal
+        self.dim, self.causal = dim, causal = width("dim", dim), causal
+        feedforward_chunk = width("feedforward_chunk", feedforward_chunk)
         bottom = build_position(position, dim=dim, heads=heads)
         if bottom is not None and not isinstance(bottom, AbsolutePosition):
             raise ValueError(
@@ -93,7 +95,7 @@ class Reformer(nn.Module):
 
         def layer() -> ReversibleLayer:
             made = LSHAttention(dim, heads, dropout=weights, **options) if attention is None else attention(dim, heads)
-            hidden = feedforward_dim or 4 * dim
+            hidden = hidden_width(dim, feedforward_dim)
             feed = ChunkedFeedForward(dim, hidden, activation, dropout, chunk=feedforward_chunk)
             return ReversibleLayer(dim, made, feed, dropout)
 
@@ -114,7 +116,7 @@ class Reformer(nn.Module):
             mask: True for real tokens, (..., N).
             pairs: which token may look at which, beside what `causal` says.
         """
-        tokens, mask = masked_input(tokens, mask, "tokens")
+        tokens, mask = masked_input(tokens, mask, "tokens", self.dim)
         n = tokens.shape[-2]
         if self.causal:
             pairs = Causal() if pairs is None else Causal() & as_mask(pairs)

@@ -7,7 +7,8 @@ passes the gradients on,
 
 $$\bar x_1 = \bar y_1 + g'^\top \bar y_2, \qquad \bar x_2 = \bar y_2 + f'^\top \bar x_1.$$
 
-What was drawn (dropout) is drawn again from the same state, and what was decided (hashes) is kept.
+What was drawn (dropout) is drawn again from the same state, and what was decided (hashes) is kept. Parameters must not have changed
+in between.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from regard._errors import refusal
 from regard.general.masks import Mask
 from regard.general.scores.base import width
+from regard.ops import hooks
 from regard.ops.blockwise import LARGE_PANEL_ELEMENTS
 from regard.ops.dispatch import autocasting, wants_dense
 from regard.ops.heap import return_freed_memory
@@ -95,7 +98,10 @@ def reversible(
 ) -> tuple[Tensor, Tensor]:
     """Run layers one after the other, keeping nothing of them but the end, whatever their number."""
     ordinary = torch.compiler.is_compiling() or wants_dense() or torch._C._are_functorch_transforms_active()
-    parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    # What an intervention draws or is told cannot be had again once it has ended.
+    ordinary = ordinary or bool(hooks.interventions)
+    # Once each, though layers may share them: the gradient of one is its sum over all layers.
+    parameters = list(dict.fromkeys(p for layer in layers for p in layer.parameters() if p.requires_grad))
     if ordinary or not torch.is_grad_enabled() or not any(x.requires_grad for x in (x1, x2, *parameters)):
         for layer in layers:
             x1, x2 = layer(x1, x2, mask)
@@ -112,6 +118,8 @@ class _Reversible(torch.autograd.Function):
         ctx: Any, x1: Tensor, x2: Tensor, layers: Sequence[ReversibleLayer], mask: Any, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.layers, ctx.mask, ctx.parameters = layers, mask, parameters
+        ctx.versions = [p._version for p in parameters]
+        ctx.modes = [(module, module.training) for layer in layers for module in layer.modules()]
         ctx.cast = _autocast_of(x1.device)
         ctx.kept = []
         for layer in layers:
@@ -128,9 +136,13 @@ class _Reversible(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
         y1, y2 = ctx.saved_tensors
+        if [p._version for p in ctx.parameters] != ctx.versions:
+            expected = "those of the forward: layers are computed once more from them"
+            fix = "Fix: call backward before what changes them, such as the step of an optimiser."
+            raise RuntimeError(refusal("parameters", "some that were changed in place", expected, fix))
         found: dict[int, Tensor] = {}
         for layer, (hashes, attending, feeding) in zip(reversed(ctx.layers), reversed(ctx.kept), strict=True):
-            with ctx.cast():
+            with ctx.cast(), _as_before(ctx.modes):
                 with feeding.again():
                     fed, grad = _through(layer.feed, y1, d2, layer, found)
                 d1, y2 = d1 + grad, y2 - fed
@@ -168,6 +180,22 @@ def _autocast_of(device: torch.device) -> Callable[[], Any]:
         return lambda: torch.autocast("cpu", enabled=False)
     enabled, dtype = autocasting(device), torch.get_autocast_dtype(device.type)
     return lambda: torch.autocast(device.type, dtype, enabled=enabled)
+
+
+@contextmanager
+def _as_before(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Modules in the modes of the forward, and without interventions that were entered after it."""
+    changed = [(module, training) for module, training in modes if module.training != training]
+    entered = list(hooks.interventions)
+    hooks.interventions.clear()
+    for module, training in changed:
+        module.training = training
+    try:
+        yield
+    finally:
+        hooks.interventions[:] = entered
+        for module, training in changed:
+            module.training = not training
 
 
 class _Drawn:

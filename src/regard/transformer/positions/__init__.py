@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from regard import catalog
-from regard._errors import refusal
+from regard._errors import nearest, refusal
 from regard.transformer.positions.absolute import LearnedPosition, SinusoidalPosition, sinusoids
 from regard.transformer.positions.base import AbsolutePosition, Position, RelativePosition, StreamedBias
 from regard.transformer.positions.relative import (
@@ -32,6 +32,10 @@ def build_position(position: PositionLike, **widths: Any) -> Position | None:
         known = {entry.name for entry in catalog.entries("query/position")}
         plain = _SHORT.get(plain, plain)
         name = f"{plain}-position" if f"{plain}-position" in known else plain
+        if name not in known:
+            short = [*_SHORT, *sorted(entry.removesuffix("-position") for entry in known - set(_SHORT.values()))]
+            fix = nearest(position, short, listed=True)
+            raise ValueError(refusal("position", repr(position), f"one of {', '.join(short)}", fix))
         made, _ = catalog.build(name, "query/position", "position", widths)
     elif callable(position):
         made = position()
