@@ -16,3 +16,11 @@ def test_completion_offers_public_names_and_subpackages_alone() -> None:
         module = getattr(regard, name)
         assert isinstance(module, types.ModuleType)
         assert module.__name__ == f"regard.{name}"
+
+
+def test_a_name_is_what_the_list_of_public_names_says() -> None:
+    from regard import _public
+
+    assert set(regard.__all__) == set(_public.__all__)
+    for name in _public.__all__:
+        assert getattr(regard, name) is getattr(_public, name)

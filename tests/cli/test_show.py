@@ -44,7 +44,14 @@ def test_the_constructor_shows_what_makes_this_entry_of_its_class():
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("local-predictive", '"local-predictive"'), ("multi-dimensional", "features=")]
+    ("name", "shown"),
+    [
+        ("local-predictive", '"local-predictive"'),
+        ("multi-dimensional", "features="),
+        ("multi-hop-variants", 'transform="attention"'),
+        ("feature-update", 'update="residual"'),
+        ("gat", 'score="gat"'),
+    ],
 )
 def test_the_example_is_of_this_entry_and_runs_as_it_stands(name, shown):
     text = invoke(name).partition("\n\n")[2]

@@ -214,3 +214,8 @@ def test_refusals():
     with pytest.raises(ValueError, match=r"tokens: got a tensor of torch\.float32"):
         rg.sum_attention(torch.ones(3), torch.ones(3), 4)
     assert math.isclose(float(rg.sum_attention(torch.ones(1), torch.zeros(1, dtype=torch.long), 1)), 1.0)
+
+
+def test_a_token_outside_the_vocabulary_is_refused():
+    with pytest.raises(IndexError, match="tokens: got indices from 0 to 4, expected tokens of a vocabulary of 4"):
+        rg.sum_attention(torch.ones(2), torch.tensor([0, 4]), 4)

@@ -56,3 +56,15 @@ def test_refusals():
         rg.CapsuleDecoder(3, 5, 7, hidden=(0,))
     with pytest.raises(ValueError, match="target: got a tensor of"):
         rg.CapsuleDecoder(3, 5, 7)(torch.randn(2, 3, 5), torch.zeros(3, dtype=torch.long))
+
+
+def test_other_capsules_are_refused():
+    decode = rg.CapsuleDecoder(3, 4, 5, hidden=(2,))
+    with pytest.raises(ValueError, match=r"v: got shape \(2, 4, 3\), expected capsules \(..., 3, 4\)"):
+        decode(torch.zeros(2, 4, 3))
+    with pytest.raises(IndexError, match="target: got indices from 0 to 3, expected classes of 3"):
+        decode(torch.zeros(2, 3, 4), torch.tensor([0, 3]))
+    with pytest.raises(
+        TypeError, match=r"hidden: got 6, expected the width of each layer in between. Fix: hidden=\(6,\)"
+    ):
+        rg.CapsuleDecoder(3, 4, 5, hidden=6)

@@ -160,3 +160,19 @@ def test_refusals():
     with pytest.raises(ValueError, match="found: got reconstructions of width 2, expected that of the features, 4"):
         rg.CapsuleLoss()(narrow, torch.zeros(5, dtype=torch.long))
     assert rg.CapsuleLoss(weight=0.0)(narrow, torch.zeros(5, dtype=torch.long)).isfinite()
+
+
+@pytest.mark.parametrize("probability", PROBABILITY)
+@pytest.mark.parametrize("wrong", [3, -1, -100])
+def test_a_class_that_is_not_there_is_refused(probability, wrong):
+    found = rg.CapsuleAttention(4, classes=3)(normal(2, 5, 4).float())
+    with pytest.raises(IndexError, match=r"target: got indices from .* to ., expected classes of 3"):
+        rg.CapsuleLoss(probability, weight=0)(found, torch.tensor([0, wrong]))
+
+
+def test_what_are_no_capsules_or_targets_is_refused():
+    found = rg.CapsuleAttention(4, classes=3)(normal(2, 5, 4).float())
+    with pytest.raises(TypeError, match="found: got Tensor, expected what a layer of capsules gives"):
+        rg.CapsuleLoss()(found.probability, torch.tensor([0, 1]))
+    with pytest.raises(TypeError, match="target: got list, expected a tensor"):
+        rg.CapsuleLoss()(found, [0, 1])

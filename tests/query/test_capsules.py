@@ -183,3 +183,11 @@ def test_refusals():
         rg.CapsuleAttention(4, 3)(torch.randn(2, 7, 5))
     with pytest.raises(TypeError, match="hidden_dims: got 3"):
         rg.CapsuleAttention(4, 3, score="additive", hidden_dims=3)
+
+
+@pytest.mark.parametrize("maps", ["identity", "shared", "class"])
+def test_features_of_another_dtype_are_refused(maps):
+    with pytest.raises(TypeError, match="features: got a tensor of torch.float64, expected the module's dtype"):
+        rg.CapsuleAttention(4, classes=3, maps=maps)(torch.zeros(2, 5, 4).double())
+    with pytest.raises(TypeError, match="features: got list, expected a floating-point tensor"):
+        rg.CapsuleAttention(4, classes=3, maps=maps)([[0.0] * 4])

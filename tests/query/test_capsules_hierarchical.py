@@ -130,3 +130,8 @@ def test_refusals():
         rg.HierarchicalCapsules(5, (7, 3), link=[3, 3])
     with pytest.raises(TypeError, match="iterations: got 2, expected an argument of a level, and none is 'routing'"):
         rg.HierarchicalCapsules(5, (7, 3), iterations=2)
+
+
+def test_one_number_of_capsules_is_no_list_of_levels():
+    with pytest.raises(TypeError, match=r"capsules: got 3, expected their number at each level. Fix: capsules=\(3,\)"):
+        rg.HierarchicalCapsules(5, capsules=3)

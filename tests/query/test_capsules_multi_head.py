@@ -131,3 +131,8 @@ def test_refusals():
         rg.MultiHeadCapsules(4, 3, 2, compare="sum")
     with pytest.raises(ValueError, match="features: got width 5, expected dim=4"):
         rg.MultiHeadCapsules(4, 3, 2)(torch.randn(2, 7, 5))
+
+
+def test_features_of_another_dtype_are_refused():
+    with pytest.raises(TypeError, match="features: got a tensor of torch.float64, expected the module's dtype"):
+        rg.MultiHeadCapsules(4, classes=3, heads=2, maps="head")(torch.zeros(2, 5, 4).double())

@@ -123,3 +123,25 @@ def test_refusals():
         rg.HyperQuery(3, 5, rank=0)
     with pytest.raises(ValueError, match="count: got 0"):
         rg.LatentQueries(3, 0, 5)
+
+
+@pytest.mark.parametrize("make", [lambda: rg.FiLMQuery(5, 3), lambda: rg.HyperQuery(5, 3)])
+def test_a_condition_that_does_not_fit_is_refused(make):
+    shape, query = make(), torch.zeros(2, 7, 5)
+    with pytest.raises(ValueError, match=r"condition: got shape \(2, 4\), expected width 3"):
+        shape(query, torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"(query|x): got shape \(2, 7, 4\), expected width 5"):
+        shape(query[..., :4], torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"condition: got shape \(3, 3\) beside queries of shape \(2, 7, 5\)"):
+        shape(query, torch.zeros(3, 3))
+    with pytest.raises(TypeError, match="mask: got a tensor of torch.float32, expected booleans"):
+        shape(query, torch.zeros(2, 3), torch.ones(2))
+    assert shape(query[:1], torch.zeros(2, 3)).shape == (2, 7, 5)  # one query under two conditions
+
+
+def test_latent_queries_refuse_what_does_not_fit():
+    ask = rg.LatentQueries(5, count=2, condition_dim=3)
+    with pytest.raises(ValueError, match=r"condition: got shape \(2, 4\), expected width 3"):
+        ask(torch.zeros(2, 4))
+    with pytest.raises(TypeError, match="mask: got list, expected booleans"):
+        ask(torch.zeros(2, 3), [True, False])

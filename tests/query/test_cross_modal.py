@@ -101,3 +101,14 @@ def test_refusals():
         rg.CrossModalAttention(3, 4, temperature=0)
     with pytest.raises(ValueError, match="first and second: got shapes"):
         rg.info_nce(torch.randn(2, 3), torch.randn(3, 3))
+
+
+def test_a_temperature_of_zero_is_refused_by_the_loss():
+    with pytest.raises(ValueError, match="temperature: got 0, expected a finite number > 0"):
+        rg.info_nce(torch.eye(3), torch.eye(3), temperature=0)
+
+
+@pytest.mark.parametrize("method", ["contrast", "transport"])
+def test_widths_are_checked_by_every_method(method):
+    with pytest.raises(ValueError, match=r"second: got shape \(2, 7, 4\), expected width 5"):
+        getattr(rg.CrossModalAttention((3, 5), 2), method)(torch.zeros(2, 7, 3), torch.zeros(2, 7, 4))

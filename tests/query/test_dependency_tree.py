@@ -180,3 +180,29 @@ def test_refusals():
         attend(torch.randn(2, 5, 3), torch.randn(2, 7, 3))
     with pytest.raises(ValueError, match="query: got 1 queries beside 1 keys"):
         attend(torch.randn(2, 3), torch.randn(2, 1, 3))
+
+
+@pytest.mark.parametrize("single_root", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_only_trees_have_a_probability(single_root, masked):
+    n, allowed = 4, None
+    if masked:
+        allowed = torch.ones(n, n).bool()
+        allowed[1], allowed[:, 1], allowed[0, 2] = False, False, False
+    found = Trees(normal(n, n), allowed, single_root)
+    # Every choice of one head or none for each word, all at once.
+    heads = torch.tensor(list(product(range(n + 1), repeat=n)))
+    selected = torch.nn.functional.one_hot(heads, n + 1)[..., :n].bool()
+    chances = found.log_prob(selected).exp()
+    assert_same(chances.sum(), torch.ones((), dtype=chances.dtype))
+    assert_same((chances[:, None, None] * selected).sum(0), found.marginals())
+    several = selected[chances > 0].any(0, keepdim=True)
+    assert found.log_prob(several).tolist() == [-math.inf]
+
+
+def test_a_selection_that_does_not_fit_is_refused():
+    found = Trees(normal(2, 3, 3), None, False)
+    with pytest.raises(TypeError, match="selected: got a tensor of torch.float32, expected booleans"):
+        found.log_prob(torch.ones(3, 3))
+    with pytest.raises(ValueError, match=r"selected: got shape \(4, 4\), expected a shape that broadcasts with"):
+        found.log_prob(torch.ones(4, 4).bool())

@@ -136,3 +136,13 @@ def test_refusals():
         rg.EnergySelection(3, rate=2)
     with pytest.raises(ValueError, match="temperature: got 0.5, expected 1 beside an alignment that is given"):
         rg.EnergySelection(3, temperature=0.5, align="hard")
+
+
+def test_other_widths_and_axes_are_refused():
+    choose, key = rg.EnergySelection(5), torch.zeros(2, 11, 5)
+    with pytest.raises(ValueError, match="key: got width 4, expected 5"):
+        choose(key[..., :4], key[..., :4])
+    with pytest.raises(ValueError, match="query: got width 4, expected 5"):
+        choose(key[..., :4], key)
+    with pytest.raises(ValueError, match=r"query: got shape \(2, 5\) beside a key of shape \(2, 11, 5\)"):
+        choose(key[:, 0], key)

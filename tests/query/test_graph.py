@@ -472,3 +472,46 @@ X, EDGES = torch.randn(N, D), drawn()
 def test_what_does_not_fit_is_refused(options, args, more, message):
     with pytest.raises((ValueError, IndexError), match=message):
         rg.GraphAttention(D, H, head_dim=HEAD, **options)(*args, **more)
+
+
+@pytest.mark.parametrize("align", [rg.DependencyTree(), rg.Sinkhorn()])
+def test_an_alignment_of_whole_matrices_does_not_go_along_edges(align):
+    name = type(align).__name__
+    with pytest.raises(ValueError, match=f"align: got {name}, expected an alignment that needs no positions"):
+        rg.GraphAttention(4, heads=2, align=align)
+
+
+@pytest.mark.parametrize("align", [rg.Sinkhorn(), rg.Local(window=1)])
+def test_nor_is_it_put_in_by_an_intervention(align):
+    attend, edges = rg.GraphAttention(4, heads=2), torch.tensor([[0, 1], [1, 2]])
+    with rg.intervene(attend, align), pytest.raises(ValueError, match="align: got .* that needs no positions"):
+        attend(torch.zeros(3, 4), edges)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"edge_index": [[0], [1]]}, TypeError, "edge_index: got list, expected a tensor"),
+        ({"edge_index": torch.ones(2, 3).bool()}, ValueError, "edge_index: got a tensor of torch.bool"),
+        ({"edge_type": torch.ones(3).bool()}, ValueError, "edge_type: got a tensor of torch.bool"),
+        ({"mask": rg.Causal()}, TypeError, "mask: got Causal, expected a tensor"),
+        ({"nodes": torch.zeros(3, 4).double()}, TypeError, "nodes: got a tensor of torch.float64, expected the module"),
+        ({"nodes": None}, TypeError, "nodes: got NoneType, expected a floating-point tensor"),
+        (
+            {"edge_attr": torch.zeros(3, 2).long()},
+            TypeError,
+            "edge_attr: got a tensor of torch.int64, expected a float",
+        ),
+    ],
+)
+def test_inputs_of_another_type_are_refused(given, error, message):
+    fine = {
+        "nodes": torch.zeros(3, 4),
+        "edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]]),
+        "edge_type": torch.zeros(3, dtype=torch.long),
+        "edge_attr": torch.zeros(3, 2),
+    }
+    attend = rg.GraphAttention(4, heads=2, edge_types=2, edge_dim=2)
+    attend(**fine)
+    with pytest.raises(error, match=message):
+        attend(**fine | given)

@@ -79,3 +79,25 @@ def test_what_cannot_be_loaded_is_refused():
         rg.GraphAttention(D, H, head_dim=HEAD).load_geometric(state)
     with pytest.raises(ValueError, match="score='gat' or 'gatv2'"):
         rg.GraphAttention(D, H, head_dim=HEAD, score="dot").load_geometric(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "at"),
+    [("att", (1, 3, 2), "attention.score.w"), ("lin_l.weight", (4, 6), "W_K"), ("bias", (2,), "b")],
+)
+def test_weights_of_other_heads_or_widths_are_refused_and_nothing_is_changed(name, shape, at):
+    ours = rg.GraphAttention((5, 4), 2, head_dim=3, self_loops=False)
+    state = {
+        "lin_l.weight": torch.ones(6, 4),
+        "lin_l.bias": torch.ones(6),
+        "lin_r.weight": torch.ones(6, 5),
+        "lin_r.bias": torch.ones(6),
+        "att": torch.ones(1, 2, 3),
+        "bias": torch.ones(6),
+    }
+    before = {key: x.clone() for key, x in ours.state_dict().items()}
+    with pytest.raises(ValueError, match=f"state: got {at} of shape .*, expected the heads and widths of this module"):
+        ours.load_geometric(state | {name: torch.ones(shape)})
+    assert all(torch.equal(x, before[key]) for key, x in ours.state_dict().items())
+    ours.load_geometric(state)
+    assert all(bool((x == 1).all()) for x in ours.parameters())

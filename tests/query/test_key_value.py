@@ -146,3 +146,13 @@ def test_refusals():
         rg.KeyValueMemory(4).write(None, torch.randn(2, 7, 4), torch.randn(2, 6, 4))
     with pytest.raises(ValueError, match="number: got 1, expected a hop that another follows, of 1"):
         rg.KeyValueMemory(4, 2).hop(torch.randn(2, 4), torch.randn(2, 4), 1)
+
+
+def test_a_query_of_another_batch_is_refused():
+    with pytest.raises(ValueError, match=r"query: got shape \(2, 5, 3\) beside a key of shape \(7, 11, 3\)"):
+        rg.KeyValueMemory(3)(torch.zeros(2, 5, 3), torch.zeros(7, 11, 3))
+
+
+def test_only_a_memory_is_read():
+    with pytest.raises(TypeError, match="memory: got NoneType, expected a Memory. Fix: one that `write` gave"):
+        rg.KeyValueMemory(3).read(torch.zeros(2, 3), None)

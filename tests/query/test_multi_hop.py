@@ -189,3 +189,9 @@ def test_refusals():
         rg.MultiHopAttention(5, 2, share=False, score=rg.Additive(10, 5, 3))
     with pytest.raises(TypeError, match="transform: got int"):
         rg.MultiHopAttention(5, transform=3)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3)])
+def test_a_query_of_another_batch_is_refused(shape):
+    with pytest.raises(ValueError, match=r"query: got shape .* beside a key of shape \(7, 11, 3\)"):
+        rg.MultiHopAttention(3)(torch.zeros(shape), torch.zeros(7, 11, 3))

@@ -219,3 +219,21 @@ def test_refusals():
         m.decode(torch.randn(1, 5, 2), beam=0)
     with pytest.raises(ValueError, match="score: got a multi-dimensional score"):
         rg.PointerNetwork(2, 3, score="additive", features=3)
+
+
+def test_positions_out_of_range_are_refused():
+    tokens = torch.zeros(1, 5, 3)
+    with pytest.raises(
+        IndexError, match="positions: got indices from 0 to 5, expected positions of 5 tokens, -1 after"
+    ):
+        rg.PointerNetwork(3, 2)(tokens, torch.tensor([[0, 5]]))
+    with pytest.raises(IndexError, match="positions: got indices from -2 to 5, expected .* 5 to stop, -1 after"):
+        rg.PointerNetwork(3, 2, stop=True)(tokens, torch.tensor([[5, -2]]))
+    assert rg.PointerNetwork(3, 2, stop=True)(tokens, torch.tensor([[5, -1]])).shape == (1, 2, 6)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_no_sequences_are_decoded_to_none(beam):
+    found = rg.PointerNetwork(3, 2).decode(torch.zeros(0, 5, 3), beam=beam)
+    assert found.positions.shape == (0, 5)
+    assert found.log_prob.shape == (0,)

@@ -170,3 +170,11 @@ def test_refusals():
         rg.ContextQuery(torch.ones(2))
     with pytest.raises(TypeError, match="module: got one that gives tuple"):
         rg.ContextQuery(nn.GRU(2, 2))(torch.randn(2, 3, 2))
+
+
+def test_a_variable_that_does_not_fit_is_refused():
+    ask = rg.AuxiliaryQuery(3, 5)
+    with pytest.raises(ValueError, match=r"variable: got shape \(2, 4\), expected width 3"):
+        ask(torch.zeros(2, 4))
+    with pytest.raises(TypeError, match="mask: got a tensor of torch.float32, expected booleans"):
+        ask(torch.zeros(2, 3), torch.ones(2))

@@ -163,3 +163,11 @@ def test_refusals():
         TopK(2, noise=-1)
     with pytest.raises(ValueError, match="query: got shape"):
         rg.QueryRouting(3, 4)(torch.randn(3), torch.randn(2, 5, 3))
+
+
+def test_the_balance_is_that_of_a_call():
+    attend, x = rg.QueryRouting(3, experts=2), torch.zeros(2, 5, 3)
+    with rg.record(attend) as trace:
+        attend(x, x)
+    with pytest.raises(TypeError, match=r"call: got Recorded, expected the call of a router"):
+        rg.load_balance(trace["router"])

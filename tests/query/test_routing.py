@@ -227,3 +227,17 @@ def test_refusals():
         rg.DynamicRouting(3, 4, 5)(torch.randn(2, 5, 2))
     with rg.execution("fused"), pytest.raises(NotImplementedError, match="side that is not normalised"):
         rg.DynamicRouting(3, 4)(torch.randn(2, 5, 3))
+
+
+@pytest.mark.parametrize("inputs", [None, 7])
+def test_inputs_of_another_dtype_are_refused(inputs):
+    with pytest.raises(TypeError, match="u: got a tensor of torch.float64, expected the module's dtype"):
+        rg.DynamicRouting(3, 2, inputs)(torch.zeros(2, 7, 3).double())
+
+
+@pytest.mark.parametrize("length", [2.0**-11, 1.0, 1000.0])
+def test_lengths_are_not_lost_in_half_precision(length):
+    s = torch.tensor([length, 0.0, 0.0])
+    torch.testing.assert_close(lengths(s.half()).float(), s[0], rtol=1e-3, atol=0)
+    torch.testing.assert_close(rg.squash(s.half()).float(), rg.squash(s), rtol=1e-3, atol=1e-7)
+    assert rg.squash(s.half()).dtype == torch.float16

@@ -189,3 +189,13 @@ def test_refusals():
         rg.SelfAttention(5)(torch.randn(2, 3, 5), torch.ones(2, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="dim: got 0"):
         rg.SelfAttention(0)
+
+
+def test_tokens_and_pairs_that_do_not_fit_are_refused():
+    attend = rg.SelfAttention(4)
+    with pytest.raises(ValueError, match=r"tokens: got shape \(2, 5, 3\), expected width 4"):
+        attend(torch.zeros(2, 5, 3))
+    with pytest.raises(TypeError, match="tokens: got a tensor of torch.float64, expected the module's dtype"):
+        attend(torch.zeros(2, 5, 4).double())
+    with pytest.raises(TypeError, match="mask: got str, expected a boolean tensor or a mask object"):
+        rg.SelfAttention(4, pairs="causal")

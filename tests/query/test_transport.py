@@ -99,3 +99,18 @@ def test_refusals():
         rg.Sinkhorn(0)
     with pytest.raises(ValueError, match="iterations: got 0"):
         rg.sinkhorn(torch.ones(2, 2), iterations=0)
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e8])
+def test_rows_sum_to_one_however_large_the_scores(size):
+    plan = rg.sinkhorn(size * normal(3, 5, 5).float(), epsilon=1.0, iterations=3)
+    torch.testing.assert_close(5 * plan.sum(-1), torch.ones(3, 5), rtol=0, atol=1e-6)
+
+
+def test_what_is_no_cost_or_mask_is_refused():
+    with pytest.raises(ValueError, match=r"cost: got shape \(4,\), expected a tensor \(..., n, m\)"):
+        rg.sinkhorn(torch.zeros(4))
+    with pytest.raises(TypeError, match="mask: got a tensor of torch.float32"):
+        rg.sinkhorn(torch.zeros(3, 4), mask=torch.ones(3, 4))
+    with pytest.raises(ValueError, match=r"mask: got shape \(5,\), expected a shape that broadcasts to \(3, 4\)"):
+        rg.sinkhorn(torch.zeros(3, 4), mask=torch.ones(5).bool())

@@ -150,6 +150,9 @@ def test_refusals():
             rg.LinformerAttention(D, H, **given)
     with pytest.raises(ValueError, match="rank: got 0"):
         rg.LinformerAttention(D, H, L, 0)
-    with pytest.raises(TypeError, match="position"):
-        rg.Linformer(D, H, 1, length=L, position="rotary")
+    for position in ("rotary", "alibi", "relative", "transformer-xl", "directional"):
+        with pytest.raises(
+            ValueError, match="position: got .*Position, expected one of tokens, 'sinusoidal' or 'learned'"
+        ):
+            rg.Linformer(D, H, 1, length=L, position=position)
     assert "length=11, rank=5, heads=1" in repr(m)

@@ -252,3 +252,20 @@ def test_widths_are_refused_by_their_names():
             made(8, 2, 1, feedforward_dim=0)
     with pytest.raises(ValueError, match="dropout: got 'much', expected a probability"):
         rg.TransformerEncoder(8, 2, 1, dropout="much")
+
+
+def test_a_window_moves_on_over_the_memory_from_portion_to_portion():
+    decode = scrambled(rg.TransformerDecoder(8, 2, 2, align="local-monotonic", window=1)).eval()
+    x, memory, cache = normal(2, 7, 8), normal(2, 5, 8, seed=1), decode.cache()
+    parts = [decode(part, memory, cache=cache) for part in x.split([2, 1, 1, 3], 1)]
+    assert_same(torch.cat(parts, 1), decode(x, memory))
+
+
+def test_layers_and_attentions_that_are_none_are_refused():
+    for layers in ("2", 2.0, None):
+        with pytest.raises(
+            TypeError, match="layers: got .*, expected a whole number >= 1, or a list of ready-made layers"
+        ):
+            rg.TransformerEncoder(8, 2, layers)
+    with pytest.raises(TypeError, match="attention: got str, expected a module, or a function of width and heads"):
+        rg.TransformerEncoder(8, 2, 1, attention="lsh-attention")

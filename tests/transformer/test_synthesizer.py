@@ -186,6 +186,8 @@ def test_refusals():
         attention()(tokens(1, 13, D))
     with pytest.raises(ValueError, match="synthesis: got 'dens'.*dense"):
         attention("dens")
+    with pytest.raises(ValueError, match=r"synthesis: got 'x', expected one of [^.]*\.$"):
+        attention("x")
     with pytest.raises(ValueError, match="synthesis: got an empty list"):
         attention([])
     with pytest.raises(TypeError, match="synthesis: got Linear"):

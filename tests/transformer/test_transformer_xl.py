@@ -235,7 +235,11 @@ def test_refusals():
         rg.TransformerXL(9, 3, 1, memory=1)
     with pytest.raises(TypeError, match="attention: got .* expected none"):
         rg.TransformerXL(D, H, 1, memory=1, attention=rg.LinformerAttention)
+    with pytest.raises(TypeError, match="position: got 'rotary', expected none: its own is part of the model. Fix"):
+        rg.TransformerXL(D, H, 1, memory=1, position="rotary")
     m, x = model(), tokens(2, 5, D)
+    with pytest.raises(ValueError, match=f"tokens: got width {D - 1}, expected {D}"):
+        m(x[..., 1:])
     memory = m(x).memory
     with pytest.raises(TypeError, match="memory: got tuple, expected the memory that the call before gave"):
         m(x, tuple(memory))

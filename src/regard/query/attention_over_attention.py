@@ -19,7 +19,7 @@ from regard.ops.blockwise import over_rows
 from regard.ops.call import Call
 from regard.ops.dispatch import choose, rows_of_panel
 from regard.ops.heap import return_freed_memory
-from regard.query.parts import uncast
+from regard.query.parts import in_range, uncast
 
 
 @register(
@@ -109,6 +109,7 @@ def sum_attention(
     if tokens.dtype.is_floating_point or tokens.shape != weights.shape:
         got = f"a tensor of {tokens.dtype}, shape {tuple(tokens.shape)}"
         raise ValueError(refusal("tokens", got, f"integers, one for each weight: {tuple(weights.shape)}"))
+    in_range("tokens", tokens, 0, vocabulary, f"tokens of a vocabulary of {vocabulary}")
     return weights.new_zeros(*weights.shape[:-1], vocabulary).scatter_add(-1, tokens, weights)
 
 

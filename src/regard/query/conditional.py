@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.scores.base import matrix, vector, width, zeros
-from regard.query.parts import keep, operand
+from regard.query.parts import check_asked, keep, operand
 
 
 @register(
@@ -175,7 +175,7 @@ class LatentQueries(nn.Module):
     ) -> Float[Tensor, "*b m dq"]:
         """Queries (..., M, d_q) of a condition (..., d_z); False in the mask (...) is one that is missing, read as zero."""
         operand("condition", condition, self.W1)
-        _check_mask(mask)
+        check_asked(mask)
         hidden = torch.tanh(keep(condition, mask) @ self.W1.mT + self.b1)
         moved: Tensor = (hidden @ self.W2.mT + self.b2).unflatten(-1, self.Q_0.shape)
         return self.Q_0 + moved
@@ -188,7 +188,7 @@ def _shared(query: Tensor, condition: Tensor, mask: Tensor | None) -> tuple[Tens
         raise ValueError(
             refusal("condition", got, "as many axes as the queries, or one fewer for queries that share it")
         )
-    _check_mask(mask)
+    check_asked(mask)
     shared = condition if query.dim() == condition.dim() else condition.unsqueeze(-2)
     if any(a != b and 1 not in (a, b) for a, b in zip(shared.shape[:-1], query.shape[:-1], strict=True)):
         got = f"shape {tuple(condition.shape)} beside queries of shape {tuple(query.shape)}"
@@ -197,9 +197,3 @@ def _shared(query: Tensor, condition: Tensor, mask: Tensor | None) -> tuple[Tens
     if query.dim() == condition.dim():
         return keep(query, mask), condition
     return keep(query, None if mask is None else mask.unsqueeze(-1).expand(query.shape[:-1])), condition.unsqueeze(-2)
-
-
-def _check_mask(mask: Tensor | None) -> None:
-    if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool):
-        got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(refusal("mask", got, "booleans, True where there is something to ask"))

@@ -16,7 +16,7 @@ from regard.general.alignments.base import Alignment, one_hot, readable, softmax
 from regard.ops.call import Call, Tile
 from regard.query.parts import uncast
 from regard.query.scans import log_sum_exp
-from regard.query.structured import selection
+from regard.query.structured import recorded, selection
 
 Choose = Callable[[Tensor], Tensor]
 
@@ -69,7 +69,7 @@ class DependencyTree(Alignment):
 
     def distribution(self, call: Call) -> Trees:
         """The trees of a recorded call: `attend.align.distribution(trace.call)`, to sample from, for their entropy."""
-        if call.single or call.nq != call.n:
+        if recorded(call).single or call.nq != call.n:
             got = f"{call.nq} queries beside {call.n} keys"
             raise ValueError(refusal("query", got, "as many as there are keys: each word looks for its head"))
         with uncast(call.device):

@@ -140,9 +140,12 @@ class EnergySelection(nn.Module):
             query_mask: True for real candidates, (..., M).
         """
         value = key if value is None else value
-        key, mask = masked_input(key, mask, "key")
+        key, mask = masked_input(key, mask, "key", self.dim)
         value, _ = masked_input(value, mask, "value")
-        query, query_mask = masked_input(query, query_mask, "query")
+        query, query_mask = masked_input(query, query_mask, "query", self.dim)
+        if query.dim() != key.dim():
+            got = f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}"
+            raise ValueError(refusal("query", got, "as many axes as the key: candidates (..., M, d)"))
         tokens: Mask | None = None
         if mask is not None:
             # Nothing to choose by, where there are no keys.

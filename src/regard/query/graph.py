@@ -70,14 +70,16 @@ class GraphAttention(nn.Module):
     With `edge_types` every type has its own $W_K$ and $W_V$ (and so have the loops), which is what a heterogeneous graph needs. Edges
     are sorted once and remembered while `edge_index` stays as it is. Under a trace the weights of the edges are at `attention`, (H, E),
     in the order of `edge_index`, loops after all others; `trace["attention"].call.edges.edge_index` has their ends. To erase or to
-    give weights goes by edge too. A softmax of additive scores takes memory linear in nodes and edges, with nothing of edges x width.
+    give weights goes by edge too. `from_geometric` makes one of a layer of torch_geometric, `load_geometric` takes its weights.
+    A softmax of additive scores takes memory linear in nodes and edges, with nothing of edges x width.
 
     Args:
         dim: width of the nodes, or of targets and sources.
         heads: $H$.
         head_dim: width of a head; the width of the targets over $H$ when not given.
         score: `"gatv2"`, `"gat"`, or any other: a name, a class, a function of the widths, or a ready-made score with `heads=H`.
-        align: among the neighbours of a node; softmax when not given. Not local or reinforced, which need positions.
+        align: among the neighbours of a node; softmax when not given. Not local or reinforced, which need
+            positions, nor trees and matchings, which are decided by all nodes together.
         join: `"concat"` for heads side by side, or `"mean"`.
         edge_dim: width of the features $f_{ij}$ of edges.
         edge_types: number of types of edges.

@@ -113,6 +113,8 @@ class KeyValueMemory(nn.Module):
 
     def read(self, query: Float[Tensor, "*q dq"], memory: Memory) -> Float[Tensor, "*q dv"]:
         """What the memory answers to queries (..., d_q) or (..., Nq, d_q); an empty one answers zero."""
+        if not isinstance(memory, Memory):
+            raise TypeError(refusal("memory", type(memory).__name__, "a Memory", "Fix: one that `write` gave."))
         mask = memory.mask if query.dim() == memory.keys.dim() - 1 else memory.mask.unsqueeze(-2)
         answer: Tensor = self.attention(query, memory.keys, memory.values, mask=mask)
         return answer

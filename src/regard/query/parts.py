@@ -150,6 +150,13 @@ def operand(name: str, x: Tensor, weight: Tensor, dim: int | None = None) -> Non
         raise TypeError(refusal(name, f"a tensor of {x.dtype}", f"the module's dtype, {weight.dtype}", fix))
 
 
+def check_asked(mask: Tensor | None) -> None:
+    """Refuse what is no mask of queries."""
+    if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool):
+        got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(refusal("mask", got, "booleans, True where there is something to ask"))
+
+
 def is_plain(x: Tensor) -> bool:
     """Whether a tensor has numbers to look at: not one of torch.func's or a tracer's."""
     if torch.compiler.is_compiling() or x.device.type == "meta":

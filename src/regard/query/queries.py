@@ -12,7 +12,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import masked_input, masked_mean
 from regard.general.scores.base import matrix, vector, width, zeros
-from regard.query.parts import keep, one_of
+from regard.query.parts import check_asked, keep, one_of, operand
 
 _SURVEY = "Brauwers & Frasincar, A General Survey on Attention Mechanisms in Deep Learning, TKDE 2023"
 
@@ -193,6 +193,8 @@ class AuxiliaryQuery(nn.Module):
         self, variable: Float[Tensor, "*b dx"], mask: Bool[Tensor, "*_"] | None = None
     ) -> Float[Tensor, "*b dq"]:
         """The query (..., d_q) of a variable (..., d_x); False in the mask (...) is a variable that is missing, read as zero."""
+        operand("variable", variable, self.W)
+        check_asked(mask)
         return keep(variable, mask) @ self.W.mT + self.b
 
 

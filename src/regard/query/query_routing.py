@@ -207,6 +207,8 @@ def load_balance(call: Call) -> Tensor:
         >>> bool((loss > 0) & (loss <= 4))
         True
     """
+    if not isinstance(call, Call):
+        raise TypeError(refusal("call", type(call).__name__, "the call of a router", 'Fix: trace["router"].call.'))
     with uncast(call.device):
         gates = softmax(call.scores(), call.tile().mask()).flatten(0, -2)
         routed = (call.weights() > 0).to(gates.dtype).flatten(0, -2)

@@ -13,7 +13,7 @@ from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input
 from regard.general.masks import Mask, Sizes
 from regard.general.scores.base import matrix, width
-from regard.query.parts import Filled, Others, keep, of_tokens, one_of
+from regard.query.parts import Filled, Others, keep, of_tokens, one_of, operand
 
 _UPDATES = ("replace", "residual")
 
@@ -96,6 +96,7 @@ class SelfAttention(nn.Module):
         key_dim = width("key_dim", dim if key_dim is None or not project else key_dim)
         value_dim = width("value_dim", dim if value_dim is None or not project else value_dim)
         self.update, self.pairs = one_of("update", update, _UPDATES), pairs
+        of_tokens(None, pairs)  # refuses what is no mask
         self.W_Q = matrix(key_dim, dim) if project else None
         self.W_K = matrix(key_dim, dim) if project else None
         self.W_V = matrix(value_dim, dim) if project else None
@@ -124,6 +125,8 @@ class SelfAttention(nn.Module):
             bias: added to the scores, as in `Attention`.
         """
         tokens, mask = masked_input(tokens, mask, "tokens")
+        if self.W_Q is not None:
+            operand("tokens", tokens, self.W_Q)
         allowed = of_tokens(mask, self.pairs)
         if pairs is not None:
             allowed = of_tokens(None, pairs) if allowed is None else allowed & pairs

@@ -65,7 +65,7 @@ class Structured(Alignment):
 
     def distribution(self, call: Call) -> Structure:
         """The distribution behind a recorded call: `attend.align.distribution(trace.call)`, to sample from, for its entropy."""
-        tile = call.tile()
+        tile = recorded(call).tile()
         with uncast(call.device):
             scores = call.scores(tiled=True)
             found: Structure = self.structure(scores, tile.mask()) if scores.shape[-1] else Nothing(scores)
@@ -73,6 +73,13 @@ class Structured(Alignment):
 
     def extra_repr(self) -> str:
         return f"normalize={self.normalize}"
+
+
+def recorded(call: Call) -> Call:
+    """Refuse what is no call, such as the trace that holds one."""
+    if not isinstance(call, Call):
+        raise TypeError(refusal("call", type(call).__name__, "the call of a trace", "Fix: trace.call."))
+    return call
 
 
 class Nothing:

@@ -100,6 +100,8 @@ class TransformerAttention(MultiHeadAttention):
             shared, query, key, value = self._filled(mask, query, key, value, past)
         q, k, v = self._heads(query, key, value, own, cache)
         first = k.shape[-2] - q.shape[-2] if own else 0
+        if cache is not None and not own:
+            first, cache.asked = cache.asked, cache.asked + q.shape[-2]
         bias = over_heads(bias, key.dim(), single=False)
         if self.position is not None:
             bias, q = _sum(bias, self.position.bias(q, k), first), self.position.query(q)

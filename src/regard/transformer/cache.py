@@ -20,6 +20,7 @@ class Slot:
 
     def __init__(self) -> None:
         self.length = 0
+        self.asked = 0  # queries so far, of keys that stay the same
         self._kept: tuple[Tensor, Tensor] | None = None
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,6 +122,8 @@ def stack(
 ) -> tuple[AbsolutePosition | None, nn.ModuleList]:
     """The position at the bottom, if it stands there, and the layers, with it in each if it does not."""
     if not isinstance(layers, int):
+        if not isinstance(layers, list | tuple | nn.ModuleList):
+            raise TypeError(refusal("layers", repr(layers), "a whole number >= 1, or a list of ready-made layers"))
         if options:
             name = next(iter(options))
             raise TypeError(refusal(name, repr(options[name]), "nothing beside layers that are ready-made"))

@@ -216,7 +216,7 @@ def _attention(
     if options:
         name = next(iter(options))
         raise TypeError(refusal(name, repr(options[name]), "nothing beside an attention of its own"))
-    made = given if isinstance(given, nn.Module) else given(dim, heads)  # type: ignore[arg-type]
+    made = given(dim, heads) if callable(given) and not isinstance(given, nn.Module) else given  # type: ignore[arg-type]
     if not isinstance(made, nn.Module):
         raise TypeError(refusal("attention", type(made).__name__, "a module, or a function of width and heads"))
     return made

@@ -15,7 +15,7 @@ from regard.query.multi_head import MultiHeadAttention
 from regard.query.parts import keep, one_of
 from regard.transformer.encoder import TransformerEncoder
 from regard.transformer.inputs import masked, real_keys
-from regard.transformer.positions import PositionLike
+from regard.transformer.positions import AbsolutePosition, PositionLike, build_position
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 _OF_LAYERS = ("feedforward_dim", "norm", "activation", "dropout", "bias")
@@ -199,5 +199,9 @@ class Linformer(TransformerEncoder):
                 return LinformerAttention(dim, heads, projection=shorten, **options)
             return LinformerAttention(dim, heads, length, rank, share=share, **options)
 
-        super().__init__(dim, heads, layers, position=position, final_norm=final_norm, attention=attention, **of_layers)
+        bottom = build_position(position, dim=width("dim", dim), heads=heads, head_dim=dim)
+        if bottom is not None and not isinstance(bottom, AbsolutePosition):
+            expected = "one of tokens, 'sinusoidal' or 'learned': keys that are mixtures have no distances"
+            raise ValueError(refusal("position", type(bottom).__name__, expected))
+        super().__init__(dim, heads, layers, position=bottom, final_norm=final_norm, attention=attention, **of_layers)
         self.shorten = shorten

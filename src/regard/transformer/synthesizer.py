@@ -158,7 +158,7 @@ def _made(given: SynthesisLike, dim: int, heads: int, length: int) -> Synthesizi
     if isinstance(given, str):
         if given not in _NAMED:
             names = ", ".join(_NAMED)
-            raise ValueError(refusal("synthesis", repr(given), f"one of {names}", nearest(given, _NAMED)))
+            raise ValueError(refusal("synthesis", repr(given), f"one of {names}", nearest(given, _NAMED, listed=True)))
         given = _NAMED[given]
     made = given if isinstance(given, nn.Module) or not callable(given) else given(dim, heads, length)
     if not isinstance(made, Synthesizing):

@@ -157,8 +157,11 @@ class TransformerXL(nn.Module):
         super().__init__()
         if not isinstance(memory, int) or isinstance(memory, bool) or memory < 0:
             raise ValueError(refusal("memory", repr(memory), "a whole number >= 0"))
-        self.memory_length, self.same_length = memory, same_length
-        head_dim = options.get("head_dim") or max(1, width("dim", dim) // width("heads", heads))
+        if "position" in options:
+            fix = "Fix: TransformerDecoder takes any, without a memory."
+            raise TypeError(refusal("position", repr(options["position"]), "none: its own is part of the model", fix))
+        self.dim, self.memory_length, self.same_length = width("dim", dim), memory, same_length
+        head_dim = options.get("head_dim") or max(1, dim // width("heads", heads))
         head_dim = head_dim if isinstance(head_dim, int) else head_dim[0]
 
         def position() -> TransformerXLPosition:
@@ -180,7 +183,7 @@ class TransformerXL(nn.Module):
             memory: what the call on the segment before gave; None at the beginning.
             mask: True for real tokens, (..., N). Padding keeps its place: tokens of a later segment are that much farther away.
         """
-        tokens, mask = masked_input(tokens, mask, "tokens")
+        tokens, mask = masked_input(tokens, mask, "tokens", self.dim)
         lead, n = tuple(tokens.shape[:-2]), tokens.shape[-2]
         memory = self._checked(memory, tokens)
         past = memory.length
