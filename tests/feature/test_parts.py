@@ -163,3 +163,8 @@ def test_every_mechanism_names_the_input_whose_width_is_wrong(make, named, wrong
     expected, widths[wrong] = widths[wrong], 7
     with pytest.raises(ValueError, match=f"{named[wrong]}: got width 7, expected {expected}"):
         make()(*(torch.randn(2, 4, d) for d in widths))
+
+
+def test_an_argument_of_other_parts_is_not_answered_with_itself():
+    with pytest.raises(TypeError, match=r"features: got 4, expected .* The parts that were chosen do not take it"):
+        attentions({"step": (4, 4)}, "dot", None, {"features": 4})

@@ -135,3 +135,9 @@ def test_refusals():
 def test_one_number_of_capsules_is_no_list_of_levels():
     with pytest.raises(TypeError, match=r"capsules: got 3, expected their number at each level. Fix: capsules=\(3,\)"):
         rg.HierarchicalCapsules(5, capsules=3)
+
+
+@pytest.mark.parametrize("link", ["attention", "routing"])
+def test_features_of_another_width_are_named_as_such(link):
+    with pytest.raises(ValueError, match="features: got width 4, expected dim=5"):
+        rg.HierarchicalCapsules(5, capsules=(3, 2), link=link)(torch.zeros(2, 7, 4))

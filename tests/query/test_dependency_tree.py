@@ -188,7 +188,7 @@ def test_only_trees_have_a_probability(single_root, masked):
     n, allowed = 4, None
     if masked:
         allowed = torch.ones(n, n).bool()
-        allowed[1], allowed[:, 1], allowed[0, 2] = False, False, False
+        allowed[2], allowed[:, 2], allowed[0, 1] = False, False, False
     found = Trees(normal(n, n), allowed, single_root)
     # Every choice of one head or none for each word, all at once.
     heads = torch.tensor(list(product(range(n + 1), repeat=n)))

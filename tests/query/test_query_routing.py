@@ -169,5 +169,5 @@ def test_the_balance_is_that_of_a_call():
     attend, x = rg.QueryRouting(3, experts=2), torch.zeros(2, 5, 3)
     with rg.record(attend) as trace:
         attend(x, x)
-    with pytest.raises(TypeError, match=r"call: got Recorded, expected the call of a router"):
+    with pytest.raises(TypeError, match=r"call: got Calls, expected the call of a router"):
         rg.load_balance(trace["router"])

@@ -315,3 +315,19 @@ def test_refusals():
         rg.LSHAttention(2, 1, chunk=1)(torch.randn(17000, 2))
     with pytest.raises(ValueError, match="mask: got shape"):
         rg.LSHAttention(6, 2)(torch.randn(2, 5, 6), mask=torch.ones(4, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("mask", [None, rg.Causal()])
+def test_what_is_not_finite_stays_in_its_sequence_and_is_not_hidden_there(bad, mask):
+    """Chunks of all sequences stand side by side, and a weight of zero does not stop a NaN."""
+    m, x = scrambled(rg.LSHAttention(6, 2, rounds=2, chunk=3)).eval(), tokens(3, 11, 6)
+    expected = m(x, mask=mask)
+    x[1] = bad
+    x.requires_grad_()
+    result = m(x, mask=mask)
+    assert result[1].isnan().all()
+    assert torch.equal(result[::2], expected[::2])
+    (grad,) = torch.autograd.grad(result.sum(), x)
+    assert grad[::2].isfinite().all()
+    assert grad[1].isnan().all()

@@ -15,6 +15,7 @@ QUESTIONS = {
     "additive-cpu": ("regard.bench.additive_cpu", "cpu"),
     "additive-gpu": ("regard.bench.additive_gpu", "cuda"),
     "softmax-gradient": ("regard.bench.softmax_gradient", "cpu"),
+    "hop-gradients": ("regard.bench.hop_gradients", "cpu"),
     "convex-hull": ("regard.bench.convex_hull", "cuda"),
     "overhead": ("regard.bench.overhead", "cpu"),
     "feature-cpu": ("regard.bench.feature_cpu", "cpu"),

@@ -69,7 +69,9 @@ def attentions(
     for key in options:
         if key not in used:
             expected = "an argument of a score or alignment that is given by name"
-            raise TypeError(refusal(key, repr(options[key]), expected, nearest(key, _arguments())))
+            known = _arguments()
+            fix = "The parts that were chosen do not take it." if key in known else nearest(key, known)
+            raise TypeError(refusal(key, repr(options[key]), expected, fix))
     return built
 
 

@@ -197,14 +197,15 @@ class HashedCall(Call):
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Where everything is. Chunks of all rounds and rows stand one after the other: C = R B chunks of m tokens.
+    """Where everything is. Chunks of all rounds and rows stand one after the other, C chunks of m tokens.
 
     A window is a chunk with those before and after it. Since neighbours in memory are neighbours in order, windows are overlapping
-    views, and nothing is copied for them; where one reaches into another row or round, it sees nothing.
+    views, and nothing is copied for them. Each row ends in a chunk of zeros, so that no window reaches into another row: what is not
+    finite there would come through a weight of zero.
     """
 
     mask: HashedMask
-    token: Tensor  # (C m,), which row of (B N, d) stands at each place
+    token: Tensor  # (C m,), which row of (B N, d) stands at each place; B N for none
     place: Tensor  # (R B N,), where in (C m) each token stands in each round
     size: int  # m
     dropout: float
@@ -215,12 +216,11 @@ class _Plan:
         buckets = mask.buckets
         m, rounds, n = buckets.chunk, buckets.rounds, buckets.ids.shape[-1]
         rank = buckets.rank.movedim(-2, 0).reshape(rounds, -1, n)
-        order = _filled_up(buckets.order.movedim(-2, 0).reshape(rounds, -1, n), m, 0)
         row = torch.arange(rank.shape[1], device=rank.device)[:, None]
-        token = (order + n * row).flatten()
-        padded = order.shape[-1]
-        first = torch.arange(rounds * rank.shape[1], device=rank.device).reshape(rounds, -1, 1) * padded
-        return _Plan(mask, token, (rank + first).flatten(), m, dropout, seed)
+        order = buckets.order.movedim(-2, 0).reshape(rounds, -1, n) + n * row
+        token = _filled_up(order, m, n * rank.shape[1])
+        first = torch.arange(rounds * rank.shape[1], device=rank.device).reshape(rounds, -1, 1) * token.shape[-1]
+        return _Plan(mask, token.flatten(), (rank + first).flatten(), m, dropout, seed)
 
     @property
     def before_and_after(self) -> tuple[int, int]:
@@ -228,13 +228,13 @@ class _Plan:
 
     def chunks(self, x: Tensor) -> Tensor:
         """Rows of x (B N, d) as chunks (C, m, d)."""
-        return x.index_select(0, self.token).view(-1, self.size, x.shape[-1])
+        return _and_none(x).index_select(0, self.token).view(-1, self.size, x.shape[-1])
 
     def windows(self, x: Tensor) -> Tensor:
         """Rows of x (B N, d) as windows (C, w, d)."""
         before, after = self.before_and_after
-        token = torch.nn.functional.pad(self.token, (before * self.size, after * self.size))
-        return self._overlapping(x.index_select(0, token))
+        token = torch.nn.functional.pad(self.token, (before * self.size, after * self.size), value=len(x))
+        return self._overlapping(_and_none(x).index_select(0, token))
 
     def _overlapping(self, x: Tensor) -> Tensor:
         """Places, those before and after the chunks among them, (C m + …, ...) as windows (C, w, ...)."""
@@ -286,7 +286,7 @@ class _Plan:
         for r in range(1, rounds):
             for s in range(r):
                 # Where the tokens of this round stand in an earlier one: a pair that it sees is its own.
-                spot = spots[s].flatten()[token[r]]
+                spot = _and_none(spots[s].flatten())[token[r]]
                 at_s, of_s = spot.view(-1, m, 1), self.windows_of(spot, 0).unsqueeze(1)
                 per_round[r] |= (at_s == of_s) | (at_s - 1 == of_s)
                 if mask.ahead:
@@ -309,8 +309,13 @@ class _Plan:
 
 
 def _filled_up(x: Tensor, m: int, value: int) -> Tensor:
-    """The last axis, filled up to whole chunks."""
-    return torch.nn.functional.pad(x, (0, -x.shape[-1] % m), value=value)
+    """The last axis, filled up to whole chunks and one more."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % m + m), value=value)
+
+
+def _and_none(x: Tensor) -> Tensor:
+    """Rows, and one of zeros for places without a token."""
+    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
@@ -381,7 +386,8 @@ class _Chunked(torch.autograd.Function):
         lse, partial = plan.tokens(lse, q.shape[:-1]), plan.tokens(partial, torch.Size((*q.shape[:-1], v.shape[-1])))
         total = lse.logsumexp(0)
         context = ((lse - total).exp().unsqueeze(-1) * partial).sum(0)
-        alive = total > _HIDDEN / 2
+        # What is not a number stays so, as in every other execution.
+        alive = ~(total <= _HIDDEN / 2)
         context = torch.where(alive.unsqueeze(-1), context, 0.0)
         ctx.plan = plan
         ctx.save_for_backward(q, k, v, context, torch.where(alive, total, 0.0), hidden, own)

@@ -12,7 +12,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import masked_input
 from regard.general.scores.base import width
-from regard.query.capsules import CapsuleAttention, Capsules
+from regard.query.capsules import CapsuleAttention, Capsules, of_width
 from regard.query.parts import one_of
 from regard.query.routing import DynamicRouting
 
@@ -92,7 +92,7 @@ class HierarchicalCapsules(nn.Module):
             taker = "routing" if name in _OF_ROUTING else "attention"
             if taker not in links:
                 raise TypeError(refusal(name, repr(options[name]), f"an argument of a level, and none is {taker!r}"))
-        self.levels = nn.ModuleList(layers)
+        self.dim, self.levels = dims[0], nn.ModuleList(layers)
 
     def forward(self, features: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*_ n"] | None = None) -> Capsules:
         """What the last level says of features (..., N, d); `mask` is True for real ones, (..., N)."""
@@ -100,7 +100,7 @@ class HierarchicalCapsules(nn.Module):
 
     def levels_of(self, features: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*_ n"] | None = None) -> list[Capsules]:
         """What every level says, from the bottom up."""
-        features, mask = masked_input(features, mask, "features")
+        features, mask = masked_input(of_width("features", features, self.dim), mask, "features")
         found: list[Capsules] = []
         for level in self.levels:
             one: Capsules = (
