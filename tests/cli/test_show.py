@@ -62,3 +62,8 @@ def test_the_example_is_of_this_entry_and_runs_as_it_stands(name, shown):
 def test_labels_and_place_are_translated():
     text = invoke("rotatory", "--lang", "zh")
     assert text.startswith("名称\t旋转注意力 · rotatory\n类别\t特征/数量\n")
+
+
+def test_an_argument_that_goes_by_name_is_shown_by_name():
+    result = CliRunner().invoke(app, ["show", "transformer-xl"])
+    assert "memory=…" in result.stdout

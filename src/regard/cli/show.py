@@ -61,7 +61,7 @@ def _constructor(entry: Entry) -> str:
         if key in entry.preset:
             shown.append(f"{key}={entry.preset[key]!r}")
         elif parameter.default is parameter.empty:
-            shown.append(key)
+            shown.append(f"{key}=…" if parameter.kind is parameter.KEYWORD_ONLY else key)
         else:
             shown.append(f"{key}={parameter.default!r}")
     parameters = inspect.signature(entry.cls).parameters.values()

@@ -135,6 +135,9 @@ class ReformerLanguageModel(nn.Module):
 
     $$p(y_t \mid y_{<t}) = \mathrm{softmax}\big(E\, \mathrm{Reformer}(y_{<t})_t\big)$$
 
+    It scores texts and has no `generate`: a new token may move the chunks of those before it, so that nothing could be kept from step to
+    step.
+
     Args:
         vocabulary: number of tokens.
         dim: width of the vectors.
