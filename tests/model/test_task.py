@@ -144,3 +144,17 @@ def test_wrong_parts_are_refused() -> None:
         TaskModel(embed, None, attention(), nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"batch: got no target"):
         TaskModel(embed, rg.PooledQuery(), attention(), classify).loss(torch.zeros(1, 2), Batch({"x": torch.zeros(1)}))
+
+
+def test_the_loss_of_sequences_counts_real_tokens_alone() -> None:
+    end = 10
+    targets = [torch.tensor([3, end]), torch.tensor([1, 2, 4, end])]
+    batch = collate([Example({"tokens": torch.randint(VOCABULARY, (5,))}, target) for target in targets])
+    read = rg.Attention("additive", query_dim=6, key_dim=WIDTH, hidden_dim=3)
+    model = TaskModel(Embedding(VOCABULARY, WIDTH), None, read, SequenceDecoder(end + 1, 4, 6, WIDTH))
+    logits = model(batch)
+    each = [
+        nn.functional.cross_entropy(row[: len(target)], target, reduction="sum")
+        for row, target in zip(logits, targets, strict=True)
+    ]
+    torch.testing.assert_close(model.loss(logits, batch), sum(each) / 6)
