@@ -176,7 +176,7 @@ class Dates(Recipe):
     watch: ClassVar[str] = "exact_match"
     alternatives: ClassVar[tuple[str, ...]] = ("additive", "general", "dot", "local-predictive", "hard", "sparsemax")
 
-    steps: int = 600
+    steps: int = 300
     lr: float = 3e-3
     embedding_dim: int = 32
     hidden_dim: int = 128
