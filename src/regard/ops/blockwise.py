@@ -20,7 +20,7 @@ from regard.ops.heap import return_freed_memory
 T = TypeVar("T")
 
 # Scores of one panel. A backward needs a handful of such arrays at once.
-CPU_PANEL_ELEMENTS = 1 << 21
+CPU_PANEL_ELEMENTS = 1 << 20
 GPU_PANEL_ELEMENTS = 1 << 26
 # From here on a panel's temporaries are worth giving back to the system.
 LARGE_PANEL_ELEMENTS = 1 << 19
