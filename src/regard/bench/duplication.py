@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from regard._files import whole
 from regard.bench.measure import Row
 from regard.recipes.planted import Duplicate
 from regard.transformer import LSHAttention, TokenEmbedding, TransformerDecoder
@@ -116,19 +117,14 @@ class State:
 
     def save(self, path: Path) -> None:
         """Whole or not at all: a run that is killed leaves the state before."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        torch.save(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "generator": self.generator.get_state(),
-                "step": self.step,
-                "seconds": self.seconds,
-            },
-            partial,
-        )
-        os.replace(partial, path)
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+        whole(path, lambda draft: torch.save(state, draft))
 
     def load(self, path: Path, device: str) -> None:
         found = torch.load(path, map_location=device, weights_only=True)

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard._errors import refusal
+from regard._files import whole
 from regard.bench.measure import Row
 from regard.transformer import LanguageModel, Memory, TransformerXLLanguageModel
 
@@ -216,9 +217,7 @@ class Training:
             "generator": self.generator.get_state(),
             "size": asdict(self.size),
         }
-        part = self.path.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(self.path)
+        whole(self.path, lambda draft: torch.save(state, draft))
 
     def _load(self) -> None:
         state = torch.load(self.path, map_location=self.text.train.device, weights_only=True)

@@ -17,7 +17,7 @@ from regard.general.scores import Score
 from regard.ops import hooks
 from regard.ops.call import Bias, Call
 from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execute
-from regard.ops.fill import kept
+from regard.ops.fill import kept_rows
 from regard.ops.forms import common_shape
 from regard.ops.random import draw_seed
 
@@ -172,7 +172,7 @@ class Attention(nn.Module):
             # A map writes its bias into what nobody may read.
             keys = None if bound is None else bound.keys(key.device)
             if keys is not None:
-                mapped, value = _zero_fill(mapped, keys), _zero_fill(value, keys)
+                mapped, value = kept_rows(mapped, keys), kept_rows(value, keys)
         score.check_widths(query, mapped)
         if score.features is not None and value.shape[-1] != score.features:
             fix = "A multi-dimensional score has one weight for each feature of the value."
@@ -392,18 +392,8 @@ def _without_unread(
     keys, rows = mask.keys(key.device), mask.rows(key.device)
     if keys is not None:
         shared = value is key
-        key = _zero_fill(key, keys)
-        value = key if shared else _zero_fill(value, keys)
+        key = kept_rows(key, keys)
+        value = key if shared else kept_rows(value, keys)
     if query is not None and rows is not None:
-        query = _zero_fill(query, rows)
+        query = kept_rows(query, rows)
     return query, key, value
-
-
-def _zero_fill(x: Tensor, keep: Tensor) -> Tensor:
-    """Keep x (..., N, d) where keep (..., N) is true. What x shares along an axis is kept if any of its uses is."""
-    while keep.dim() > x.dim() - 1:
-        keep = keep.any(0)
-    for axis in range(-keep.dim(), -1):
-        if x.shape[axis - 1] == 1 and keep.shape[axis] > 1:
-            keep = keep.any(axis, keepdim=True)
-    return kept(x, keep.unsqueeze(-1))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.general.scores.base import width
-from regard.ops.fill import kept
+from regard.ops.fill import kept_rows
 
 
 class Embedding(nn.Module):
@@ -52,7 +52,7 @@ class Embedding(nn.Module):
         if tokens.dtype.is_floating_point:
             raise TypeError(refusal("tokens", f"a tensor of {tokens.dtype}", "whole numbers"))
         vectors: Tensor = self.dropout(self.table(tokens))
-        return vectors if mask is None else kept(vectors, mask.unsqueeze(-1))
+        return kept_rows(vectors, mask)
 
 
 class Chain(nn.Module):

@@ -15,7 +15,7 @@ from regard.feature.parts import masked_mean
 from regard.general.scores.base import vector, width
 from regard.model.batch import Batch
 from regard.model.naming import Available
-from regard.ops.fill import kept
+from regard.ops.fill import kept_rows
 
 Read = Callable[..., Tensor]
 
@@ -60,7 +60,7 @@ class Classifier(Output):
     def forward(self, context: Float[Tensor, "b *n d"], found: Available) -> Float[Tensor, "b c"]:
         if context.dim() == 3:
             mask = next((m for m in found.masks.values() if m.shape == context.shape[:2]), None)
-            context = masked_mean(context if mask is None else kept_tokens(context, mask), mask)
+            context = masked_mean(kept_rows(context, mask), mask)
         logits: Tensor = self.linear(self.dropout(context))
         return logits
 
@@ -158,8 +158,7 @@ class SequenceDecoder(Output):
         """The first state (1, B, h), from the mean of the features."""
         name, features = next(iter(found.inputs.items()))
         mask = found.masks.get(name)
-        features = features if mask is None else kept_tokens(features, mask)
-        return torch.tanh(self.begin(masked_mean(features, mask))).unsqueeze(0)
+        return torch.tanh(self.begin(masked_mean(kept_rows(features, mask), mask))).unsqueeze(0)
 
     def _vectors(self, tokens: Tensor) -> Tensor:
         """Of the start and of these tokens, (B, 1 + M, d)."""
@@ -169,11 +168,6 @@ class SequenceDecoder(Output):
     def _logits(self, context: Tensor, states: Tensor) -> Tensor:
         logits: Tensor = self.linear(torch.tanh(self.joined(torch.cat([context, states], -1))))
         return logits
-
-
-def kept_tokens(x: Tensor, mask: Tensor) -> Tensor:
-    """Features with zeros where the mask is False."""
-    return kept(x, mask.unsqueeze(-1))
 
 
 def target_of(batch: Batch) -> Tensor:

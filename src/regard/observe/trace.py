@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import nearest, refusal
+from regard._files import whole
 from regard.general.alignments.base import softmax
 from regard.observe.fields import FIELDS, asking, compute, shown
 from regard.ops.blockwise import over_rows
@@ -247,14 +246,8 @@ class Trace:
                 index.append({"path": record.path, "fields": sorted(kept)})
                 for name, x in kept.items():
                     tensors[f"{len(index) - 1}.{name}"] = x.detach().cpu().contiguous()
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        try:
-            save_file(tensors, partial, metadata={"regard_trace": json.dumps(index)})
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
+        metadata = {"regard_trace": json.dumps(index)}
+        whole(Path(path), lambda draft: save_file(tensors, draft, metadata=metadata))
 
 
 def _index(metadata: Mapping[str, str] | None, path: str | Path) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ feature, the units go one by one (ops.additive_units). Two registered operators,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from torch import Tensor
 from regard.ops import additive_units
 from regard.ops.activations import Activation, Logistic, activation
 from regard.ops.additive_units import Box, boxes
+from regard.ops.workspace import Workspace
 
 # Large enough to amortise a dozen kernel launches; on a CPU small enough for its share of the cache.
 CPU_TILE_BYTES = 4 << 20
@@ -65,14 +65,11 @@ class _Operands:
 
 
 class _Hidden:
-    """Computes the hidden layer of a tile, by the factorised exponentials where they are safe.
-
-    Tiles are written into one workspace: freeing and allocating megabytes for each would fragment the heap.
-    """
+    """Computes the hidden layer of a tile, by the factorised exponentials where they are safe."""
 
     def __init__(self, operands: _Operands, act: Activation) -> None:
         self.act, self.a, self.u = act, operands.a, operands.u
-        self.spaces: dict[str, Tensor] = {}
+        self.spaces = Workspace(operands.a)
         self.logistic: Logistic | None = None
         if act.logistic is None or self.a.device.type != "cpu" or 0 in (self.a.numel(), self.u.numel()):
             return
@@ -109,12 +106,8 @@ class _Hidden:
         return torch.mul(left, right, out=self.space("tile", left, right)).add_(1).reciprocal_()
 
     def space(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """Part of a workspace, shaped like the broadcast of both; what it held before is lost."""
-        shape = torch.broadcast_shapes(left.shape, right.shape)
-        count = math.prod(shape)
-        if name not in self.spaces or self.spaces[name].numel() < count:
-            self.spaces[name] = self.a.new_empty(count)
-        return self.spaces[name][:count].view(shape)
+        """Room for the broadcast of both."""
+        return self.spaces.shaped(name, torch.broadcast_shapes(left.shape, right.shape))
 
     def sums(self, box: Box) -> Tensor:
         b, i, j = box

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from regard.ops.activations import Logistic
+from regard.ops.workspace import Workspace
 
 Box = tuple[slice, slice, slice]
 
@@ -54,16 +55,10 @@ class _Units:
         self.query = torch.exp(a.movedim(-1, 0) * rate).contiguous()  # (D, L, Nq)
         self.key = torch.exp(u.movedim(-1, 0) * -rate).contiguous()  # (D, L, N)
         self.shape = (a.shape[0], a.shape[1], u.shape[1])
-        self._spaces: dict[str, Tensor] = {}
+        self.space = Workspace(a)
 
     def boxes(self) -> Iterator[Box]:
         return boxes(*self.shape, TILE_PAIRS)
-
-    def space(self, name: str, like: Tensor) -> Tensor:
-        """A workspace shaped like a tile; what it held before is lost."""
-        if name not in self._spaces or self._spaces[name].numel() < like.numel():
-            self._spaces[name] = like.new_empty(like.numel())
-        return self._spaces[name][: like.numel()].view(like.shape)
 
     def denominator(self, d: int, box: Box, out: Tensor) -> Tensor:
         b, i, j = box
@@ -78,7 +73,7 @@ def scores(a: Tensor, u: Tensor, weight: Tensor, act: Logistic) -> Tensor:
     for box in units.boxes():
         b, i, j = box
         tile = result[b, i, j]
-        divisor, partial = units.space("divisor", tile), units.space("partial", tile)
+        divisor, partial = units.space.shaped("divisor", tile.shape), units.space.shaped("partial", tile.shape)
         for first in range(0, len(numerator), GROUP):
             last = min(first + GROUP, len(numerator))
             sum_ = tile if first == 0 else partial
@@ -99,7 +94,7 @@ def backward(grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: Logistic) 
     for box in units.boxes():
         b, i, j = box
         g = grad[b, i, j].contiguous()
-        r, t = units.space("r", g), units.space("t", g)
+        r, t = units.space.shaped("r", g.shape), units.space.shaped("t", g.shape)
         for d in range(len(da)):
             torch.div(units.key[d, b, None, j], units.denominator(d, box, r), out=r)
             torch.mul(g, r, out=t)

@@ -27,6 +27,18 @@ def kept(x: Tensor, keep: Tensor) -> Tensor:
     return result
 
 
+def kept_rows(x: Tensor, keep: Tensor | None) -> Tensor:
+    """X (..., N, d) where `keep` (..., N) is true, or as it is without one. What x shares along an axis is kept if any use of it is."""
+    if keep is None:
+        return x
+    while keep.dim() > x.dim() - 1:
+        keep = keep.any(0)
+    for axis in range(-keep.dim(), -1):
+        if x.shape[axis - 1] == 1 and keep.shape[axis] > 1:
+            keep = keep.any(axis, keepdim=True)
+    return kept(x, keep.unsqueeze(-1))
+
+
 class _Kept(torch.autograd.Function):
     """The same by an AND of the bits, which a CPU does five times as fast as a selection with a broadcast condition."""
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.scores.base import matrix, vector, width, zeros
-from regard.query.parts import check_asked, keep, operand
+from regard.ops.fill import kept_rows
+from regard.query.parts import check_asked, operand
 
 
 @register(
@@ -176,7 +177,7 @@ class LatentQueries(nn.Module):
         """Queries (..., M, d_q) of a condition (..., d_z); False in the mask (...) is one that is missing, read as zero."""
         operand("condition", condition, self.W1)
         check_asked(mask)
-        hidden = torch.tanh(keep(condition, mask) @ self.W1.mT + self.b1)
+        hidden = torch.tanh(kept_rows(condition, mask) @ self.W1.mT + self.b1)
         moved: Tensor = (hidden @ self.W2.mT + self.b2).unflatten(-1, self.Q_0.shape)
         return self.Q_0 + moved
 
@@ -193,7 +194,9 @@ def _shared(query: Tensor, condition: Tensor, mask: Tensor | None) -> tuple[Tens
     if any(a != b and 1 not in (a, b) for a, b in zip(shared.shape[:-1], query.shape[:-1], strict=True)):
         got = f"shape {tuple(condition.shape)} beside queries of shape {tuple(query.shape)}"
         raise ValueError(refusal("condition", got, "the leading axes of the queries"))
-    condition = keep(condition, mask)
+    condition = kept_rows(condition, mask)
     if query.dim() == condition.dim():
-        return keep(query, mask), condition
-    return keep(query, None if mask is None else mask.unsqueeze(-1).expand(query.shape[:-1])), condition.unsqueeze(-2)
+        return kept_rows(query, mask), condition
+    return kept_rows(query, None if mask is None else mask.unsqueeze(-1).expand(query.shape[:-1])), condition.unsqueeze(
+        -2
+    )

@@ -16,8 +16,9 @@ from regard.general.alignments import Soft
 from regard.general.attention import Attention
 from regard.general.masks import Keys, Mask, Sizes
 from regard.general.scores.base import width
+from regard.ops.fill import kept_rows
 from regard.ops.forms import wide
-from regard.query.parts import Filled, keep, uncast
+from regard.query.parts import Filled, uncast
 from regard.query.scans import log_sum_exp
 
 
@@ -152,7 +153,7 @@ class EnergySelection(nn.Module):
             alive = mask.any(-1, keepdim=True).expand(query.shape[:-1])
             query_mask = alive if query_mask is None else query_mask & alive
             tokens = Filled(Keys(mask).bind(Sizes(tuple(query.shape[:-2]), query.shape[-2], key.shape[-2])))
-        query = keep(query, query_mask)
+        query = kept_rows(query, query_mask)
         for _ in range(self.steps):
             assert self.refine is not None
             query = query + self.rate * (self.refine(query, key, mask=tokens) - query)

@@ -17,10 +17,11 @@ from regard.general.scores.base import matrix, width, zeros
 from regard.ops import hooks
 from regard.ops.dispatch import autocasting, execute
 from regard.ops.edges import EdgeCall
+from regard.ops.fill import kept_rows
 from regard.ops.random import draw_seed
 from regard.query import graph_geometric
 from regard.query.graph_parts import GATScore, GATv2Score, Graph, graph
-from regard.query.parts import keep, one_of, operand, widths
+from regard.query.parts import one_of, operand, widths
 
 _OWN = {"gat": GATScore, "gatv2": GATv2Score}
 _JOINS = ("concat", "mean")
@@ -166,7 +167,7 @@ class GraphAttention(nn.Module):
             loops=self.self_loops,
         )
         attr = None if edge_attr is None else self._attr(edge_attr, g)
-        call = hooks.changed(self.attention, self._call(keep(nodes, g.asking), keep(read, g.read), g, attr))
+        call = hooks.changed(self.attention, self._call(kept_rows(nodes, g.asking), kept_rows(read, g.read), g, attr))
         context = execute(call, self.attention.impl)
         hooks.seen(self.attention, call)
         joined = context.movedim(-3, -2)
@@ -208,7 +209,7 @@ class GraphAttention(nn.Module):
         """Features of all edges: zeros where an edge may not be read, for a loop the mean of the other edges of its node."""
         count = len(attr)
         allowed = None if g.mask.allowed is None else g.mask.allowed[:count]
-        attr = keep(attr, allowed)
+        attr = kept_rows(attr, allowed)
         if not self.self_loops:
             return attr
         target = g.edges.target[:count]

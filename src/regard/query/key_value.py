@@ -13,7 +13,8 @@ from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input
 from regard.general.masks import broadcasts
 from regard.general.scores.base import matrix, width
-from regard.query.parts import keep, operand, widths
+from regard.ops.fill import kept_rows
+from regard.query.parts import operand, widths
 
 
 class Memory(NamedTuple):
@@ -146,7 +147,7 @@ class KeyValueMemory(nn.Module):
                 got = f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}"
                 raise ValueError(refusal("query", got, "the leading axes of the key"))
             alive = alive.expand(query.shape[:-1])
-        query = keep(query, alive)
+        query = kept_rows(query, alive)
         read = self.read(query, memory)
         for number in range(self.hops - 1):
             query = self.hop(query, read, number)

@@ -18,7 +18,8 @@ from regard.general.attention import Attention
 from regard.general.masks import Bound, Mask, Pairs, Sizes, as_mask
 from regard.general.scores import Score
 from regard.general.scores.base import matrix, width, zeros
-from regard.query.parts import Filled, keep, operand, widths
+from regard.ops.fill import kept_rows
+from regard.query.parts import Filled, operand, widths
 
 
 @register(
@@ -138,10 +139,10 @@ class MultiHeadAttention(nn.Module):
             rows, keys = bound.rows(key.device), bound.keys(key.device)
             if per_head:
                 rows, keys = (None if x is None or x.dim() < 2 else x.any(-2) for x in (rows, keys))
-            query, key, value = keep(query, rows), keep(key, keys), keep(value, keys)
+            query, key, value = kept_rows(query, rows), kept_rows(key, keys), kept_rows(value, keys)
         q, k, v = self.project(query, key, value)
         context = self._attend(q, k, v, bound, per_head, over_heads(bias, key.dim(), single))
-        result = keep(self.join(context), rows)
+        result = kept_rows(self.join(context), rows)
         return result.squeeze(-2) if single else result
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

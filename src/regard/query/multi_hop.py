@@ -15,7 +15,8 @@ from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input,
 from regard.general.attention import Attention
 from regard.general.masks import Bound, Keys, Mask, Sizes, broadcasts
 from regard.general.scores.base import matrix, width
-from regard.query.parts import Filled, keep, one_of, operand, widths
+from regard.ops.fill import kept_rows
+from regard.query.parts import Filled, one_of, operand, widths
 
 _STARTS = ("mean", "zeros")
 
@@ -229,7 +230,7 @@ class MultiHopAttention(nn.Module):
         many = query.dim() == key.dim()
         if mask is not None:
             alive = mask.any(-1)
-            query = keep(query, alive.unsqueeze(-1).expand(query.shape[:-1]) if many else alive)
+            query = kept_rows(query, alive.unsqueeze(-1).expand(query.shape[:-1]) if many else alive)
         tokens = None if mask is None else _filled(Keys(mask), query, key, many)
         of_side = None
         if side is not None:

@@ -103,18 +103,6 @@ class _BoundFilled(Bound):
         return x.unsqueeze(-own - 1) if self.heads and x.dim() > own else x
 
 
-def keep(x: Tensor, kept: Tensor | None) -> Tensor:
-    """Zero x (..., N, d) but where kept (..., N) is true; what x shares along an axis is kept if any use of it is."""
-    if kept is None:
-        return x
-    while kept.dim() > x.dim() - 1:
-        kept = kept.any(0)
-    for axis in range(-kept.dim(), -1):
-        if x.shape[axis - 1] == 1 and kept.shape[axis] > 1:
-            kept = kept.any(axis, keepdim=True)
-    return torch.where(kept.unsqueeze(-1), x, torch.zeros((), dtype=x.dtype, device=x.device))
-
-
 def of_tokens(mask: Tensor | None, pairs: Mask | Tensor | None) -> Mask | None:
     """One mask of pairs from the real tokens (..., N) and what each may look at."""
     if mask is None:

@@ -12,7 +12,8 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import masked_input, masked_mean
 from regard.general.scores.base import matrix, vector, width, zeros
-from regard.query.parts import check_asked, keep, one_of, operand
+from regard.ops.fill import kept_rows
+from regard.query.parts import check_asked, one_of, operand
 
 _SURVEY = "Brauwers & Frasincar, A General Survey on Attention Mechanisms in Deep Learning, TKDE 2023"
 
@@ -195,7 +196,7 @@ class AuxiliaryQuery(nn.Module):
         """The query (..., d_q) of a variable (..., d_x); False in the mask (...) is a variable that is missing, read as zero."""
         operand("variable", variable, self.W)
         check_asked(mask)
-        return keep(variable, mask) @ self.W.mT + self.b
+        return kept_rows(variable, mask) @ self.W.mT + self.b
 
 
 @register(

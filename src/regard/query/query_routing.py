@@ -17,8 +17,9 @@ from regard.general.attention import Attention
 from regard.general.masks import Bound, Mask, Sizes, as_mask
 from regard.general.scores.base import matrix, width
 from regard.ops.call import Call, Tile
+from regard.ops.fill import kept_rows
 from regard.ops.random import SAMPLE
-from regard.query.parts import Filled, keep, one_of, operand, uncast, widths
+from regard.query.parts import Filled, one_of, operand, uncast, widths
 
 _MIXES = ("query", "context")
 
@@ -159,7 +160,7 @@ class QueryRouting(nn.Module):
             lead = tuple(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))
             bound = as_mask(mask).bind(Sizes(lead, query.shape[-2], key.shape[-2]))
             rows, keys = bound.rows(key.device), bound.keys(key.device)
-            query, key, value = keep(query, rows), keep(key, keys), keep(value, keys)
+            query, key, value = kept_rows(query, rows), kept_rows(key, keys), kept_rows(value, keys)
         gates = self._gates(query, rows)
         asked = torch.einsum("...ix,mkx->...mik", query, self.W_Q.to(query.dtype))
         context = self._mixed(asked, gates, key, value, bound)

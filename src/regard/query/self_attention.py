@@ -13,7 +13,8 @@ from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input
 from regard.general.masks import Mask, Sizes
 from regard.general.scores.base import matrix, width
-from regard.query.parts import Filled, Others, keep, of_tokens, one_of, operand
+from regard.ops.fill import kept_rows
+from regard.query.parts import Filled, Others, of_tokens, one_of, operand
 
 _UPDATES = ("replace", "residual")
 
@@ -136,7 +137,10 @@ class SelfAttention(nn.Module):
             n = tokens.shape[-2]
             bound = allowed.bind(Sizes(tuple(tokens.shape[:-2]), n, n))
             if self.pairs is not None or pairs is not None:
-                asking, answering = keep(tokens, bound.rows(tokens.device)), keep(tokens, bound.keys(tokens.device))
+                asking, answering = (
+                    kept_rows(tokens, bound.rows(tokens.device)),
+                    kept_rows(tokens, bound.keys(tokens.device)),
+                )
             seen = Filled(bound)
         query, key, value = _mapped(asking, self.W_Q), _mapped(answering, self.W_K), _mapped(answering, self.W_V)
         read: Tensor = self.attention(query, key, value, mask=seen, bias=bias)

@@ -115,11 +115,8 @@ def links(date: datetime.date, text: str, of: list[str | None]) -> torch.Tensor:
         inside = [j for j, name in enumerate(of) if name == field]
         piece = "".join(text[j] for j in inside)
         digits = piece.isdigit()
-        padding = (
-            len(places) - len(piece)
-            if digits
-            else len(iso[places.start : places.stop]) - len(str(int(_cut(iso, places))))
-        )
+        written_as = piece if digits else str(int(iso[places.start : places.stop]))
+        padding = len(places) - len(written_as)
         for k, t in enumerate(places):
             if k < padding:
                 continue
@@ -127,10 +124,6 @@ def links(date: datetime.date, text: str, of: list[str | None]) -> torch.Tensor:
             if digits:
                 gold[t, inside[k - padding]] = SURE
     return gold
-
-
-def _cut(iso: str, places: range) -> str:
-    return iso[places.start : places.stop]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from regard._errors import missing_extra, refusal
+from regard._files import whole, write_json, write_lines
 from regard.model import Batch, Example, TaskModel
-from regard.recipes.files import whole, write_json, write_lines
+from regard.recipes.look import keep_attention
 from regard.recipes.recipe import Judged, Recipe
 from regard.recipes.runs import CURVE, METRICS, PREDICTIONS, STATE, Run
 
@@ -72,7 +73,7 @@ class _Training(pl.LightningModule):
         return batch.to(device)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        torch.manual_seed((self.recipe.seed * 1_000_003 + self.update) * 1009 + self.global_rank)
+        torch.manual_seed(self.recipe.seed_of(self.update) * 1009 + self.global_rank)
         loss = self.model.loss(self.model(batch), batch)
         if not math.isfinite(float(loss.detach())):
             fix = "Fix: a smaller lr, or a smaller clip."
@@ -218,8 +219,6 @@ def finish(recipe: Recipe, run: Run) -> dict[str, float]:
         for example, answer in zip(examples, judged.answers, strict=True)
     ]
     write_lines(run.folder / PREDICTIONS, rows)
-    from regard.recipes.look import keep_attention
-
     keep_attention(recipe, run, model, examples)
     write_json(run.folder / METRICS, judged.metrics)
     return judged.metrics

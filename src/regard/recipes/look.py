@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from regard._files import whole
 from regard.model import Example, TaskModel, collate
 from regard.observe import record
-from regard.recipes.files import whole
 from regard.recipes.recipe import Recipe
 from regard.recipes.runs import HEATMAP, TRACE, Run
 

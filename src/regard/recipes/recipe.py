@@ -85,9 +85,13 @@ class Recipe:
 
     def training_batch(self, examples: Sequence[Example], step: int, rank: int = 0, world: int = 1) -> Batch:
         """The examples of an update: a function of seed and step alone, so that a run can be resumed anywhere."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        generator = torch.Generator().manual_seed(self.seed_of(step))
         chosen = torch.randint(len(examples), (self.batch,), generator=generator)[rank::world]
         return collate([examples[k] for k in chosen.tolist()])
+
+    def seed_of(self, step: int) -> int:
+        """What everything random of an update is drawn from."""
+        return self.seed * 1_000_003 + step
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as plain data."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from regard._errors import refusal
+from regard._files import whole, write_json
 from regard._version import __version__
 from regard.model import TaskModel
-from regard.recipes.files import whole, write_json
 from regard.recipes.recipe import Recipe, configured
 
 CONFIG, VERSIONS, METRICS, CURVE = "config.json", "versions.json", "metrics.json", "curve.jsonl"

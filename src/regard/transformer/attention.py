@@ -12,8 +12,8 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.general.masks import Mask, Sizes
 from regard.ops.call import Bias
+from regard.ops.fill import kept_rows
 from regard.query.multi_head import MultiHeadAttention, over_heads, split_heads
-from regard.query.parts import keep
 from regard.transformer.cache import Slot
 from regard.transformer.positions import PositionLike, RelativePosition, StreamedBias, build_position
 from regard.transformer.positions.base import rows_of
@@ -109,7 +109,7 @@ class TransformerAttention(MultiHeadAttention):
         if shared is None:
             return self.join(self._attend(q, k, v, None, False, bias, first))
         context = self._attend(q, k, v, shared.bound, not shared.heads, bias, first)
-        return keep(self.join(context), shared.rows)
+        return kept_rows(self.join(context), shared.rows)
 
     def _heads(
         self, query: Tensor, key: Tensor, value: Tensor, own: bool, cache: Slot | None
@@ -132,7 +132,12 @@ class TransformerAttention(MultiHeadAttention):
         if per_head:
             rows, keys = (None if x is None or x.dim() < 2 else x.any(-2) for x in (rows, keys))
         new = None if keys is None else keys[..., past:]
-        return Shared(bound, rows, heads=not per_head), keep(query, rows), keep(key, new), keep(value, new)
+        return (
+            Shared(bound, rows, heads=not per_head),
+            kept_rows(query, rows),
+            kept_rows(key, new),
+            kept_rows(value, new),
+        )
 
 
 def _sum(given: Any, own: Bias | None, first: int) -> Any:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.scores.base import matrix, width, zeros
+from regard.ops.fill import kept_rows
 from regard.ops.forms import wide
-from regard.query.parts import keep
 from regard.transformer.encoder import TransformerEncoder
 from regard.transformer.feedforward import probability
 from regard.transformer.positions import LearnedPosition
@@ -94,7 +94,7 @@ class BERT4Rec(nn.Module):
         self, vectors: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*_ n"] | None = None
     ) -> Float[Tensor, "*b n v"]:
         """The same, from vectors of items; zeros at padding."""
-        return keep(self.logits(self.encoder(vectors, mask)), mask)
+        return kept_rows(self.logits(self.encoder(vectors, mask)), mask)
 
     def logits(self, hidden: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         """Logits of all items, from what the encoder gave."""

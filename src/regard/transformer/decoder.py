@@ -13,7 +13,7 @@ from regard.catalog import register
 from regard.feature.parts import masked_input
 from regard.general.masks import Causal, Mask, Sizes, as_mask
 from regard.general.scores.base import width
-from regard.query.parts import keep
+from regard.ops.fill import kept_rows
 from regard.transformer.cache import Cache, fitting
 from regard.transformer.encoder import copied_norm, stack
 from regard.transformer.layers import DecoderLayer
@@ -118,7 +118,7 @@ class TransformerDecoder(nn.Module):
             tokens = layer(tokens, memory, own, across, **slots)
         if self.final_norm is not None:
             tokens = self.final_norm(tokens)
-        return keep(tokens, mask)
+        return kept_rows(tokens, mask)
 
     def _own(self, real: Tensor | None, pairs: Mask | Tensor | None, sizes: Sizes, tokens: Tensor) -> Shared | None:
         """Who may look at whom among the tokens."""

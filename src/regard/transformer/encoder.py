@@ -13,7 +13,7 @@ from regard.catalog import register
 from regard.feature.parts import masked_input
 from regard.general.masks import Mask, Sizes
 from regard.general.scores.base import width
-from regard.query.parts import keep
+from regard.ops.fill import kept_rows
 from regard.transformer.layers import EncoderLayer
 from regard.transformer.positions import AbsolutePosition, PositionLike, build_position
 from regard.transformer.sharing import share
@@ -95,7 +95,7 @@ class TransformerEncoder(nn.Module):
             tokens = layer(tokens, shared)
         if self.final_norm is not None:
             tokens = self.final_norm(tokens)
-        return keep(tokens, mask)
+        return kept_rows(tokens, mask)
 
     @classmethod
     def from_torch(cls, module: nn.TransformerEncoder, **options: Any) -> TransformerEncoder:

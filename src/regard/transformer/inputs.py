@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.general.masks import Mask, Pairs, Sizes, as_mask
-from regard.query.parts import keep
+from regard.ops.fill import kept_rows
 from regard.transformer.sharing import Shared
 
 
@@ -30,7 +30,7 @@ def masked(tokens: Tensor, mask: Tensor | Mask | None, heads: int) -> Masked:
     rows, keys = bound.rows(tokens.device), bound.keys(tokens.device)
     if per_head:
         rows, keys = (None if x is None or x.dim() < 2 else x.any(-2) for x in (rows, keys))
-    return Masked(Shared(bound, rows, heads=not per_head), keep(tokens, rows), keep(tokens, keys))
+    return Masked(Shared(bound, rows, heads=not per_head), kept_rows(tokens, rows), kept_rows(tokens, keys))
 
 
 def real_keys(shared: Shared | None, tokens: Tensor, who: str) -> Tensor | None:

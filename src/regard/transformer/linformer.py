@@ -11,8 +11,9 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.masks import Mask
 from regard.general.scores.base import matrix, width
+from regard.ops.fill import kept_rows
 from regard.query.multi_head import MultiHeadAttention
-from regard.query.parts import keep, one_of
+from regard.query.parts import one_of
 from regard.transformer.encoder import TransformerEncoder
 from regard.transformer.inputs import masked, real_keys
 from regard.transformer.positions import AbsolutePosition, PositionLike, build_position
@@ -131,10 +132,10 @@ class LinformerAttention(MultiHeadAttention):
         q, k, v = self.project(asking, read, read)
         if real is not None:
             # The projections' biases stand in padding too.
-            k, v = keep(k, real.unsqueeze(-2)), keep(v, real.unsqueeze(-2))
+            k, v = kept_rows(k, real.unsqueeze(-2)), kept_rows(v, real.unsqueeze(-2))
         shorten_keys, shorten_values = self.projections
         context = self._attend(q, shorten_keys(k), shorten_values(v), None, False, None)
-        return keep(self.join(context), None if shared is None else shared.rows)
+        return kept_rows(self.join(context), None if shared is None else shared.rows)
 
 
 @register(

@@ -13,7 +13,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.masks import Bound, Mask, _BoundBand, _BoundBoth
 from regard.general.scores.base import matrix, vector, width, zeros
-from regard.query.parts import keep
+from regard.ops.fill import kept_rows
 from regard.transformer.attention import TransformerAttention
 from regard.transformer.sharing import Shared
 
@@ -52,7 +52,7 @@ class LightweightConvolution(nn.Module):
         """Update the tokens (..., N, d) by their neighbours; `real` (..., N) is False for padding."""
         if 0 in tokens.shape:
             return tokens
-        x = keep(F.glu(F.linear(tokens, self.W_I, self.b_I), -1), real)
+        x = kept_rows(F.glu(F.linear(tokens, self.W_I, self.b_I), -1), real)
         lead, (n, d) = x.shape[:-2], x.shape[-2:]
         before = self.kernel - 1 if self.causal else self.kernel // 2
         padded = F.pad(x.mT, (before, self.kernel - 1 - before)).reshape(-1, d, n + self.kernel - 1)

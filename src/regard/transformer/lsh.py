@@ -18,11 +18,11 @@ from regard.general.masks import Bound, Mask, Sizes, _BoundBand, _BoundBoth, _Bo
 from regard.general.scores.base import matrix, width, zeros
 from regard.ops import hooks
 from regard.ops.dispatch import autocasting, execute
+from regard.ops.fill import kept_rows
 from regard.ops.forms import wide
 from regard.ops.hashed import HOLE, Buckets, HashedCall, HashedMask
 from regard.ops.random import SAMPLE, SELECT, draw_seed, uniform
 from regard.query.multi_head import split_heads
-from regard.query.parts import keep
 from regard.transformer.sharing import Shared
 
 
@@ -144,14 +144,14 @@ class LSHAttention(nn.Module):
             raise ValueError(refusal("tokens", f"shape {tuple(tokens.shape)}", f"(..., N, {self.W_O.shape[0]})"))
         view = _view(mask, Sizes(tuple(tokens.shape[:-2]), tokens.shape[-2], tokens.shape[-2]), tokens.device)
         if not isinstance(mask, Shared):
-            tokens = keep(tokens, view.real)
+            tokens = kept_rows(tokens, view.real)
         query, value = self._heads(tokens)
         ids = self._hashed(query, view.real, Hashes() if hashes is None else hashes)
         call = hooks.changed(self.attention, self._call(query, value, ids, view))
         context = execute(call, self.attention.impl)
         hooks.seen(self.attention, call)
         joined = F.linear(context.transpose(-3, -2).flatten(-2), self.W_O, self.b_O)
-        return keep(keep(joined, view.real), view.rows)
+        return kept_rows(kept_rows(joined, view.real), view.rows)
 
     def _heads(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and values of all heads by one product, (..., H, N, d_h)."""

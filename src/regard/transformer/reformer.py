@@ -13,7 +13,7 @@ from regard.catalog import register
 from regard.feature.parts import masked_input
 from regard.general.masks import Causal, Mask, Sizes, as_mask
 from regard.general.scores.base import width
-from regard.query.parts import keep
+from regard.ops.fill import kept_rows
 from regard.transformer.chunked import ChunkedFeedForward
 from regard.transformer.feedforward import hidden_width
 from regard.transformer.lsh import LSHAttention
@@ -124,7 +124,7 @@ class Reformer(nn.Module):
         if self.position is not None:
             tokens = self.position(tokens)
         y1, y2 = reversible(list(self.layers), tokens, tokens, shared)  # type: ignore[arg-type]
-        return keep(self.final_norm((y1 + y2) / 2), mask)
+        return kept_rows(self.final_norm((y1 + y2) / 2), mask)
 
     def extra_repr(self) -> str:
         return f"causal={self.causal}"

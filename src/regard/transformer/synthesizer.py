@@ -16,8 +16,9 @@ from regard.general.attention import Attention
 from regard.general.masks import Mask
 from regard.general.scores import Dot
 from regard.general.scores.base import matrix, width, zeros
+from regard.ops.fill import kept_rows
 from regard.query.multi_head import split_heads
-from regard.query.parts import Filled, keep
+from regard.query.parts import Filled
 from regard.transformer.inputs import masked
 from regard.transformer.positions import StreamedBias
 from regard.transformer.syntheses import (
@@ -127,7 +128,7 @@ class SynthesizerAttention(nn.Module):
         bound = None if shared is None else Filled(shared.bound, shared.heads)
         context = self.attention(left, right, value, mask=bound, bias=bias)
         joined = F.linear(context.transpose(-3, -2).flatten(-2), self.W_O, self.b_O)
-        return keep(joined, None if shared is None else shared.rows)
+        return kept_rows(joined, None if shared is None else shared.rows)
 
     def _scores(self, parts: list[Synthesis], tokens: Tensor) -> tuple[Tensor, Tensor, StreamedBias | None]:
         """The mixture as one product of rows, side by side, and one bias."""

@@ -13,8 +13,8 @@ from regard.catalog import register
 from regard.feature.parts import masked_input
 from regard.general.masks import Band, Causal, Mask, Sizes
 from regard.general.scores.base import width
+from regard.ops.fill import kept_rows
 from regard.query.multi_head import split_heads
-from regard.query.parts import keep
 from regard.transformer.attention import TransformerAttention
 from regard.transformer.cache import Slot
 from regard.transformer.layers import EncoderLayer
@@ -195,7 +195,7 @@ class TransformerXL(nn.Module):
             tokens = layer(tokens, shared, state)
         if self.final_norm is not None:
             tokens = self.final_norm(tokens)
-        return Segment(keep(tokens, mask), self._remembered(memory, inputs, real))
+        return Segment(kept_rows(tokens, mask), self._remembered(memory, inputs, real))
 
     def _allowed(self, real: Tensor | None, sizes: Sizes, device: torch.device) -> Shared | None:
         """Who may look at whom, in the memory and in the segment."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from functools import cache
 from importlib import import_module
 from io import BytesIO
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from regard._errors import refusal
+from regard._files import whole
 from regard.report.figures.text import missing_letters, need_matplotlib, quiet_glyphs
 
 if TYPE_CHECKING:
@@ -82,14 +82,11 @@ def save(figure: matplotlib.figure.Figure, path: str | os.PathLike[str]) -> Path
             bbox_inches="tight",
             pad_inches=0.08,
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        draft.write_bytes(content.getvalue())
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return target
+    return whole(target, lambda draft: _write(draft, content.getvalue()))
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def numbers(values: Any, name: str) -> Array:
