@@ -35,8 +35,8 @@ def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     run = small_run(tmp_path)
     names = {path.name for path in run.folder.iterdir()}
     assert names == {
-        *("config.json", "versions.json", "metrics.json", "curve.jsonl", "weights.safetensors", "state.ckpt"),
-        *("predictions.jsonl", "attention.safetensors", "attention.svg"),
+        *("config.json", "known.json", "versions.json", "metrics.json", "curve.csv", "weights.safetensors", "state.ckpt"),
+        *("predictions.jsonl", "attention.safetensors", "attention.svg", "tensorboard"),
     }
     assert run.recipe().as_dict() == configured("dates", SMALL).as_dict()
     assert [row["update"] for row in run.curve()] == [4, 8, 12]

@@ -20,6 +20,7 @@ from regard.cli.predict import evaluate, predict
 from regard.cli.run import run
 from regard.cli.runs import list_runs
 from regard.cli.show import show
+from regard.cli.sweep import sweep
 
 app = typer.Typer(
     name="regard",
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command("list")(list_mechanisms)
 app.command("show")(show)
 app.command("run")(run)
+app.command("sweep")(sweep)
 app.command("runs")(list_runs)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)

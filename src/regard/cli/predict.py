@@ -28,7 +28,11 @@ def evaluate(
         if split not in SPLITS:
             raise ValueError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}.")
         found = Run.at(run)
-        task = found.recipe() if data is None else replace(found.recipe(), data=str(data))
+        task = found.recipe()
+        if data is not None:
+            known = task.known
+            task = replace(task, data=str(data))
+            task.known = known
         from regard.recipes.engine import evaluated
 
         metrics = evaluated(task, found.model(), task.examples(split)).metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,9 +30,16 @@ def run(  # noqa: PLR0913 - one argument an option
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Train, evaluate and keep everything of it in a run folder."""
+    if devices > 1:
+        # torch warns that it looks for parameters without a gradient: some attentions have them.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from regard.recipes.recipe import configured
     from regard.recipes.runs import Run
 
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if rank:
+        # One of the processes that the first one started; only that one knew the command.
+        resume, config, settings = Path(os.environ.get("REGARD_RUN", "")), None, None
     try:
         if resume is not None:
             folder = Run.at(resume)
@@ -41,14 +49,16 @@ def run(  # noqa: PLR0913 - one argument an option
         else:
             if recipe is None:
                 raise ValueError("recipe: got none, expected a name, such as dates; or --resume RUN.")
-            chosen = _settings(config, settings or [])
+            chosen = given_settings(config, settings or [])
             for key, value in (("attention", attention), ("data", data and str(data)), ("seed", seed)):
                 if value is not None:
                     chosen[key] = value
             task = configured(recipe, chosen)
             task.build()  # a wrong attention is refused before a folder is made
             folder = Run.begin(task, out)
-        metrics = _trained(task, folder, precision, devices, strategy, not as_json)
+        metrics = _trained(task, folder, precision, devices, strategy, not as_json and not rank)
+        if rank:
+            return
     except (ValueError, TypeError, ImportError, FloatingPointError, OSError) as error:
         refuse(error)
     if as_json:
@@ -65,14 +75,15 @@ def _trained(task: Any, folder: Any, precision: str, devices: int, strategy: str
     if found is not None:
         return found
     begin = time.perf_counter()
-    train(task, folder, devices=devices, strategy=strategy, precision=precision, progress=progress)
+    if not train(task, folder, devices=devices, strategy=strategy, precision=precision, progress=progress):
+        return {}
     metrics = finish(task, folder)
     if progress:
         typer.echo(f"trained and judged in {time.perf_counter() - begin:.0f} s")
     return dict(metrics)
 
 
-def _settings(config: Path | None, settings: list[str]) -> dict[str, Any]:
+def given_settings(config: Path | None, settings: list[str]) -> dict[str, Any]:
     """From a file, then from the command line."""
     chosen: dict[str, Any] = {}
     if config is not None:

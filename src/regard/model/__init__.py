@@ -1,23 +1,71 @@
 """The task model and its four parts: features, queries, attention, outputs."""
 
 from regard.model.batch import POSSIBLE, SURE, Batch, Example, collate
-from regard.model.features import Chain, Embedding
+from regard.model.features import (
+    Chain,
+    Convolution1d,
+    Convolution2d,
+    Embedding,
+    Embeddings,
+    GraphFeatures,
+    Patches,
+    Pretrained,
+    RecurrentEncoder,
+    Spectrogram,
+    by_word,
+)
 from regard.model.naming import On
-from regard.model.outputs import Classifier, Decoded, Output, SequenceDecoder
+from regard.model.outputs import (
+    CapsuleClassifier,
+    Classifier,
+    Decoded,
+    DenseMap,
+    LanguageHead,
+    MultiLabel,
+    Output,
+    PairRanker,
+    PointerOutput,
+    Ranker,
+    SequenceDecoder,
+    TokenDecoder,
+    TransformerSequenceDecoder,
+    hide_tokens,
+    next_tokens,
+)
 from regard.model.task import TaskModel
 
 __all__ = [
     "POSSIBLE",
     "SURE",
     "Batch",
+    "CapsuleClassifier",
     "Chain",
     "Classifier",
+    "Convolution1d",
+    "Convolution2d",
     "Decoded",
+    "DenseMap",
     "Embedding",
+    "Embeddings",
     "Example",
+    "GraphFeatures",
+    "LanguageHead",
+    "MultiLabel",
     "On",
     "Output",
+    "PairRanker",
+    "Patches",
+    "PointerOutput",
+    "Pretrained",
+    "Ranker",
+    "RecurrentEncoder",
     "SequenceDecoder",
+    "Spectrogram",
     "TaskModel",
+    "TokenDecoder",
+    "TransformerSequenceDecoder",
+    "by_word",
     "collate",
+    "hide_tokens",
+    "next_tokens",
 ]

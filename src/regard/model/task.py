@@ -71,15 +71,17 @@ class TaskModel(nn.Module):
         return self.output.loss(prediction, batch)
 
     def encode(self, batch: Batch) -> Available:
-        """The features of every input."""
-        features: dict[str, Tensor] = {}
+        """The features of every input, and which of them are real: a feature model that changes the length has a `mask_after`."""
+        features, masks = dict(batch.inputs), dict(batch.masks)
         for name, x in batch.inputs.items():
             if self.by_name and name not in self.features:  # type: ignore[operator]
-                features[name] = x
                 continue
             module = self.features[name] if self.by_name else self.features  # type: ignore[index]
-            features[name] = module(x, batch.masks.get(name))
-        return Available(features, batch.masks, batch.variables)
+            mask = batch.masks.get(name)
+            features[name] = module(x, mask)
+            if mask is not None and hasattr(module, "mask_after"):
+                masks[name] = module.mask_after(mask)
+        return Available(features, masks, batch.variables)
 
     def read(self, found: Available, query: Tensor | None, **more: Any) -> Tensor:
         """Call the attention with a query."""

@@ -1,16 +1,19 @@
-"""An attention by name, for a recipe that knows the widths."""
+"""An attention by name, for a recipe that knows the widths, and a task model around it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from regard import catalog
 from regard._errors import nearest, refusal
 from regard.general.attention import Attention
+from regard.model import Output, TaskModel
+from regard.model.naming import Available, On
 
 
 def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.Module:
@@ -62,3 +65,63 @@ def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.M
 def _defaults(align: str) -> dict[str, Any]:
     """What an alignment cannot do without."""
     return {"window": 5} if align.startswith("local") else {}
+
+
+def asks(attention: nn.Module) -> bool:
+    """Whether an attention cannot do without a query."""
+    inner = attention.module if isinstance(attention, On) else attention
+    if isinstance(inner, Attention):
+        return inner.score.needs_query or "predictive" in repr(inner.align).lower()
+    parameter = inspect.signature(inner.forward).parameters.get("query")
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def assembled(
+    features: nn.Module | Mapping[str, nn.Module],
+    attention: nn.Module,
+    output: Callable[[Any], Output],
+    inputs: Mapping[str, int],
+    query: Callable[[], nn.Module],
+    variables: Mapping[str, Tensor] | None = None,
+) -> TaskModel:
+    """A task model around any attention: a query where it needs one, and an output as wide as what it reads.
+
+    Args:
+        features: of the inputs.
+        attention: what the user chose.
+        output: makes the output model from what the attention reads of made-up features, whose last axis says how wide it is.
+        inputs: width of the features of every input, by name.
+        query: makes the query model; called where the attention asks.
+        variables: those of one example, where the parts look at any.
+
+    Example:
+        >>> import regard as rg
+        >>> from regard.model import Classifier, Embedding
+        >>> attention = make_attention("self-attention", {}, dim=8)
+        >>> model = assembled(
+        ...     Embedding(20, 8),
+        ...     attention,
+        ...     lambda c: Classifier(c.shape[-1], 3),
+        ...     {"tokens": 8},
+        ...     lambda: rg.LearnableQuery(8),
+        ... )
+        >>> model.query is None, model.output.linear.in_features
+        (True, 8)
+    """
+    ask = query() if asks(attention) else None
+    made = TaskModel(features, ask, attention, Output())
+    shape = {name: (1, 3, dim) for name, dim in inputs.items()}
+    found = Available(
+        {name: torch.ones(size) for name, size in shape.items()},
+        {name: torch.ones(size[:2], dtype=torch.bool) for name, size in shape.items()},
+        variables or {},
+    )
+    # Looking must leave no mark: not on the random numbers that follow, nor on the state of the module.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        was = attention.training
+        made.eval()
+        asked = None if ask is None else ask(**found.arguments(ask, "query"))
+        context = made.read(found, asked)
+        made.train(was)
+    made.output = output(context)
+    return made

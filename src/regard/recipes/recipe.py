@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -12,18 +13,45 @@ import torch
 from torch import Tensor
 
 from regard._errors import nearest, refusal
+from regard.evaluate.outer import Score
 from regard.model import Batch, Example, TaskModel, collate
+from regard.recipes.order import Order
 
-RECIPES = {"dates": "regard.recipes.dates"}
+RECIPES = {
+    "aspect": "regard.recipes.aspect",
+    "dates": "regard.recipes.dates",
+    "documents": "regard.recipes.documents",
+    "nodes": "regard.recipes.nodes",
+    "pairs": "regard.recipes.pairs",
+    "sentiment": "regard.recipes.sentiment",
+    "translate": "regard.recipes.translate",
+}
 SPLITS = ("train", "validation", "test")
+DECAYS = ("none", "linear", "cosine", "inverse-sqrt")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """How well a model does: metrics, and for each example what it answered."""
+    """How well a model does.
+
+    Attributes:
+        metrics: by name.
+        answers: what it answered, for each example; plain data.
+        signatures: by name of the metric, everything that its number depends on beside the answers.
+    """
 
     metrics: dict[str, float]
     answers: list[Any]
+    signatures: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(scores: Mapping[str, Score], answers: list[Any]) -> Judged:
+        """From scores by name."""
+        return Judged(
+            {name: float(score) for name, score in scores.items()},
+            answers,
+            {name: score.signature for name, score in scores.items()},
+        )
 
 
 @dataclass(kw_only=True)
@@ -39,6 +67,9 @@ class Recipe:
         every: updates between two evaluations, after each of which the state is kept.
         patience: evaluations without improvement after which training ends.
         lr: learning rate of Adam.
+        warmup: updates over which it rises from zero.
+        decay: what becomes of it then: `none`, `linear` or `cosine` (to zero at the last update), `inverse-sqrt`.
+        weight_decay: of AdamW.
         clip: largest norm of a gradient.
         data: folder of the real data; generated data where there is none.
     """
@@ -47,7 +78,8 @@ class Recipe:
     about: ClassVar[str]
     watch: ClassVar[str]  # the metric that says which state is the best
     lower: ClassVar[bool] = False  # whether less of it is better
-    alternatives: ClassVar[tuple[str, ...]] = ()
+    alternatives: ClassVar[tuple[str, ...]] = ()  # attentions that make sense here
+    by_length: ClassVar[bool] = False  # whether the examples of an update should be equally long, nearly
 
     attention: str = "additive"
     options: dict[str, Any] = field(default_factory=dict)
@@ -57,8 +89,35 @@ class Recipe:
     every: int = 100
     patience: int = 5
     lr: float = 1e-3
+    warmup: int = 0
+    decay: str = "none"
+    weight_decay: float = 0.0
     clip: float = 1.0
     data: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("decay", self.decay, DECAYS)
+
+    @classmethod
+    def usual(cls, attention: str, data: str | None) -> dict[str, Any]:
+        """Settings that suit an attention, or generated data where there are no others; what is said of them goes first."""
+        return {}
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What was learnt from the training examples before training; a run keeps it, and needs the data no more."""
+        if "_known" not in self.__dict__:
+            self.__dict__["_known"] = self.learn()
+        found: dict[str, Any] = self.__dict__["_known"]
+        return found
+
+    @known.setter
+    def known(self, known: dict[str, Any]) -> None:
+        self.__dict__["_known"] = known
+
+    def learn(self) -> dict[str, Any]:
+        """Plain data that `build` and `parse` need, such as a vocabulary and the names of the classes."""
+        return {}
 
     def examples(self, split: str) -> Sequence[Example]:
         """Those of `train`, `validation` or `test`."""
@@ -68,6 +127,24 @@ class Recipe:
         """A model with fresh parameters."""
         raise NotImplementedError
 
+    def initialise(self, model: TaskModel) -> None:
+        """Give a fresh model what lies in files, such as pretrained vectors; a resumed or trained one has it already."""
+
+    def groups(self, model: TaskModel) -> list[dict[str, Any]]:
+        """Parameters with the learning rate of each group."""
+        return [{"params": [p for p in model.parameters() if p.requires_grad], "lr": self.lr}]
+
+    def rate(self, update: int) -> float:
+        """The share of the learning rate at an update, the first of which is 0."""
+        if update < self.warmup:
+            return (update + 1) / self.warmup
+        left = 1 - (update - self.warmup) / max(1, self.steps - self.warmup)
+        if self.decay == "linear":
+            return max(left, 0.0)
+        if self.decay == "cosine":
+            return (1 - math.cos(math.pi * max(left, 0.0))) / 2
+        return (max(1, self.warmup) / (update + 1)) ** 0.5 if self.decay == "inverse-sqrt" else 1.0
+
     def parse(self, text: str) -> Example:
         """An input of a user's own, without a target."""
         raise ValueError(refusal("recipe", repr(self.name), "one that reads text"))
@@ -76,6 +153,10 @@ class Recipe:
         """Metrics of a model on examples."""
         raise NotImplementedError
 
+    def glance(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
+        """What is watched while training: `judge`, or something cheaper of the same names."""
+        return self.judge(model, examples, device)
+
     def batches(self, examples: Sequence[Example], size: int = 256) -> list[Batch]:
         """All examples in order."""
         return [
@@ -83,11 +164,10 @@ class Recipe:
             for i in range(0, len(examples), size)
         ]
 
-    def training_batch(self, examples: Sequence[Example], step: int, rank: int = 0, world: int = 1) -> Batch:
-        """The examples of an update: a function of seed and step alone, so that a run can be resumed anywhere."""
-        generator = torch.Generator().manual_seed(self.seed_of(step))
-        chosen = torch.randint(len(examples), (self.batch,), generator=generator)[rank::world]
-        return collate([examples[k] for k in chosen.tolist()])
+    def order(self, examples: Sequence[Example]) -> Order:
+        """Which examples each update sees."""
+        lengths = [size(examples[k]) for k in range(len(examples))] if self.by_length else None
+        return Order(len(examples), self.batch, self.seed, lengths)
 
     def seed_of(self, step: int) -> int:
         """What everything random of an update is drawn from."""
@@ -129,7 +209,8 @@ def configured(name: str, settings: Mapping[str, Any]) -> Recipe:
             raise ValueError(
                 refusal(key, repr(value), f"a setting of {name!r}", nearest(key, [*fields, "attention.score"]))
             )
-    made = cls(**values, options=options)
+    usual = cls.usual(values.get("attention", cls.attention), values.get("data"))
+    made = cls(**{**usual, **values}, options=options)
     for key in ("batch", "steps", "every", "patience"):
         if getattr(made, key) < 1:
             raise ValueError(refusal(key, getattr(made, key), "a whole number >= 1"))
@@ -164,6 +245,18 @@ def _typed(key: str, value: Any, default: Any) -> Any:
         return kind(value)
     except (TypeError, ValueError):
         raise ValueError(refusal(key, repr(value), f"a value like {default!r}")) from None
+
+
+def one_of(key: str, value: str, known: Sequence[str]) -> str:
+    """The value of a setting that has few; another is answered with the nearest."""
+    if value not in known:
+        raise ValueError(refusal(key, repr(value), "one of " + ", ".join(known), nearest(value, known, listed=True)))
+    return value
+
+
+def size(example: Example) -> int:
+    """Length of an example: of its longest input."""
+    return max(len(x) for x in example.inputs.values())
 
 
 def without_padding(tokens: Tensor, end: int) -> list[list[int]]:

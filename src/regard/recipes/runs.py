@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from regard._errors import refusal
 from regard._files import whole, write_json
 from regard._version import __version__
 from regard.model import TaskModel
+from regard.recipes.logs import read_curve
 from regard.recipes.recipe import Recipe, configured
 
-CONFIG, VERSIONS, METRICS, CURVE = "config.json", "versions.json", "metrics.json", "curve.jsonl"
+CONFIG, KNOWN, VERSIONS, METRICS, CURVE = "config.json", "known.json", "versions.json", "metrics.json", "curve.csv"
+SIGNATURES = "signatures.json"
 WEIGHTS, STATE, PREDICTIONS, TRACE, HEATMAP = (
     *("weights.safetensors", "state.ckpt", "predictions.jsonl", "attention.safetensors", "attention.svg"),
 )
@@ -40,14 +44,18 @@ class Run:
         for k in range(1000):
             folder = out / (base if k == 0 else f"{base}-{k}")
             try:
-                folder.mkdir(parents=True)
+                return Run.begin_at(recipe, folder)
             except FileExistsError:
                 continue
-            run = Run(folder)
-            write_json(folder / VERSIONS, versions())
-            write_json(folder / CONFIG, recipe.as_dict())
-            return run
         raise FileExistsError(f"{out} has a thousand runs of this second")
+
+    @staticmethod
+    def begin_at(recipe: Recipe, folder: Path) -> Run:
+        """A folder that is not there yet."""
+        folder.mkdir(parents=True)
+        write_json(folder / VERSIONS, versions())
+        write_json(folder / CONFIG, recipe.as_dict())
+        return Run(folder)
 
     @staticmethod
     def at(folder: str | Path) -> Run:
@@ -61,9 +69,17 @@ class Run:
         """The recipe as it was configured."""
         try:
             config = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
-            return configured(config["recipe"], config)
+            found = configured(config["recipe"], config)
+            if (self.folder / KNOWN).is_file():
+                found.known = json.loads((self.folder / KNOWN).read_text(encoding="utf-8"))
+            return found
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(refusal("run", f"{self.folder / CONFIG}: {error}", "a configuration")) from error
+
+    def keep_known(self, recipe: Recipe) -> None:
+        """Write what the recipe learnt before training, once."""
+        if not (self.folder / KNOWN).is_file():
+            write_json(self.folder / KNOWN, recipe.known)
 
     def model(self) -> TaskModel:
         """The model with its best weights."""
@@ -83,19 +99,17 @@ class Run:
             raise ValueError(refusal("run", f"{path}: {error}", "the weights of this configuration")) from error
         return model.eval()
 
-    def save_weights(self, model: TaskModel) -> None:
+    def save_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Weights, whole or not at all."""
         from safetensors.torch import save_file
 
-        tensors = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
+        # Copies: tied parameters share their memory, and a file of tensors may not.
+        tensors = {name: x.detach().cpu().clone().contiguous() for name, x in weights.items()}
         whole(self.folder / WEIGHTS, lambda draft: save_file(tensors, draft))
 
     def curve(self) -> list[dict[str, Any]]:
         """Metrics of every evaluation so far."""
-        path = self.folder / CURVE
-        if not path.is_file():
-            return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return read_curve(self.folder / CURVE)
 
     def metrics(self) -> dict[str, Any] | None:
         """Of the test examples; None while the run is not finished."""

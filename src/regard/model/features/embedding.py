@@ -1,4 +1,4 @@
-"""Feature models: what the tokens of an input are before anybody looks at them."""
+"""Vectors of token numbers."""
 
 from __future__ import annotations
 
@@ -53,29 +53,3 @@ class Embedding(nn.Module):
             raise TypeError(refusal("tokens", f"a tensor of {tokens.dtype}", "whole numbers"))
         vectors: Tensor = self.dropout(self.table(tokens))
         return kept_rows(vectors, mask)
-
-
-class Chain(nn.Module):
-    """Feature models one after the other, each with the mask.
-
-    Args:
-        *parts: modules that take features and a mask.
-
-    Example:
-        >>> import torch, regard as rg
-        >>> chain = Chain(Embedding(20, 8), rg.RecurrentEncoder(8, 5))
-        >>> chain(torch.tensor([[3, 5, 0]])).shape
-        torch.Size([1, 3, 10])
-    """
-
-    def __init__(self, *parts: nn.Module) -> None:
-        super().__init__()
-        if not parts:
-            raise ValueError(refusal("parts", "none", "at least one feature model"))
-        self.parts = nn.ModuleList(parts)
-        self.out_dim = getattr(parts[-1], "out_dim", None)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        for part in self.parts:
-            x = part(x, mask)
-        return x

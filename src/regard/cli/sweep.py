@@ -1,0 +1,99 @@
+"""`regard sweep`: a grid of runs, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli._output import refuse, write_json, write_table
+from regard.cli.run import given_settings
+
+
+def sweep(  # noqa: PLR0913 - one argument an option
+    recipe: Annotated[str, typer.Argument(help="A recipe, such as dates.")],
+    over: Annotated[list[str], typer.Option(help="key=a,b,c, as often as needed: all combinations are run.")],
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, the same for every run.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings from a YAML or JSON file.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the real data.")] = None,
+    precision: Annotated[str, typer.Option(help="As Lightning names it: 32-true, bf16-mixed, …")] = "32-true",
+    workers: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; one is started here without.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the sweeps.")] = Path("out/sweeps"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Run a recipe over a grid of settings; the same command again goes on where it was."""
+    try:
+        grid = dict(_values(option) for option in over)
+        if len(grid) < len(over):
+            raise ValueError("over: got a key twice, expected all its values at once: key=a,b,c.")
+        common = given_settings(config, settings or [])
+        if data is not None:
+            common["data"] = str(data)
+        from regard.recipes.sweep import SWEEP, Point, means
+        from regard.recipes.sweep import sweep as swept
+
+        with _Bar(grid, shown=not as_json) as advance:
+
+            def told(point: Point) -> None:
+                advance(point.problem and f"{point.folder.name}: {point.problem}")
+
+            given: dict[str, Any] = {"workers": workers, "engine": engine, "address": address, "precision": precision}
+            points = swept(recipe, grid, out=out, told=told, **given, **common)
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        refuse(error)
+    folder = points[0].folder.parent
+    failed = [point for point in points if point.problem is not None]
+    if as_json:
+        runs = [{**p.settings, "run": str(p.folder), "metrics": p.metrics, "problem": p.problem} for p in points]
+        write_json({"sweep": str(folder), "runs": runs, "means": means(points)})
+    else:
+        rows = means(points)
+        names = list(dict.fromkeys(name for row in rows for name in row if not name.endswith("_sd")))
+        write_table(names, [[_cell(row, name) for name in names] for row in rows])
+        typer.echo(f"everything is in {folder}, the table in {folder / SWEEP}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _values(option: str) -> tuple[str, list[str]]:
+    key, equals, values = option.partition("=")
+    if not equals or not key or not values:
+        raise ValueError(f"--over: got {option!r}, expected key=a,b,c.")
+    return key, values.split(",")
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    value, spread = row.get(name), row.get(f"{name}_sd")
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4f}" if spread is None else f"{value:.4f} ± {spread:.4f}"
+
+
+class _Bar:
+    """Progress over the runs, and what went wrong in some of them."""
+
+    def __init__(self, grid: dict[str, list[str]], shown: bool) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        total = 1
+        for values in grid.values():
+            total *= len(values)
+        self.progress = Progress(console=Console(stderr=True), disable=not shown)
+        self.task = self.progress.add_task("runs", total=total)
+
+    def __enter__(self) -> Any:
+        self.progress.start()
+
+        def advance(problem: str | None) -> None:
+            self.progress.advance(self.task)
+            if problem:
+                self.progress.console.print(problem, markup=False, highlight=False)
+
+        return advance
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()

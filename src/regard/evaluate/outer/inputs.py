@@ -1,0 +1,93 @@
+"""What all metrics ask of their arguments; each refusal says which, and why the number would have been another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._errors import refusal
+
+
+def several(argument: str, given: Any) -> list[Any]:
+    """A list of one thing or more; a single text is not a list of its characters."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        fix = f"Fix: put the one text into a list, [{argument}]." if isinstance(given, str) else ""
+        raise TypeError(refusal(argument, _short(given), "a list with one entry a sentence", fix))
+    if not given:
+        raise ValueError(refusal(argument, "nothing", "at least one entry: a metric of nothing has no value"))
+    return list(given)
+
+
+def same_count(predicted: Sized, truth: Sized) -> None:
+    """One truth a prediction."""
+    if len(predicted) != len(truth):
+        raise ValueError(refusal("truth", f"{len(truth)} entries", f"as many as were predicted, {len(predicted)}"))
+
+
+def texts(argument: str, given: Any) -> list[str]:
+    """A list of texts."""
+    found = several(argument, given)
+    for k, text in enumerate(found):
+        if not isinstance(text, str):
+            raise TypeError(refusal(f"{argument}[{k}]", _short(text), "a text (str)"))
+    return found
+
+
+def references(given: Any) -> list[list[str]]:
+    """For each sentence its references, one or several; a text stands for a list of one.
+
+    Example:
+        >>> references(["a cat", ["a dog", "the dog"]])
+        [['a cat'], ['a dog', 'the dog']]
+    """
+    found = [[entry] if isinstance(entry, str) else entry for entry in several("truth", given)]
+    for k, entry in enumerate(found):
+        for text in texts(f"truth[{k}]", entry):
+            if not text.strip():
+                fix = "Fix: leave the sentence out of both lists; an empty reference rewards an empty prediction."
+                raise ValueError(refusal(f"truth[{k}]", repr(text), "a reference with words in it", fix))
+    return [list(entry) for entry in found]
+
+
+def whole_numbers(argument: str, given: Any) -> Tensor:
+    """Classes, as a tensor of integers."""
+    if isinstance(given, str):
+        raise TypeError(refusal(argument, _short(given), "a tensor or list of classes"))
+    found = torch.as_tensor(given)
+    # An empty list has no dtype of its own.
+    if found.numel() and (found.is_floating_point() or found.is_complex()):
+        fix = "Fix: take the argmax of scores, or compare a probability with a threshold, first."
+        raise TypeError(refusal(argument, f"dtype {found.dtype}", "classes, which are whole numbers", fix))
+    return found.long()
+
+
+def same_shape(predicted: Tensor, truth: Tensor) -> None:
+    """Neither is broadcast."""
+    if predicted.shape != truth.shape:
+        raise ValueError(
+            refusal("truth", f"shape {tuple(truth.shape)}", f"that of what was predicted, {tuple(predicted.shape)}")
+        )
+
+
+def numbers(argument: str, given: Any) -> Tensor:
+    """Scores to compare, without NaN: it is neither more nor less than anything, and would win every comparison."""
+    if isinstance(given, str):
+        raise TypeError(refusal(argument, _short(given), "a tensor or list of numbers"))
+    found = torch.as_tensor(given)
+    if bool(found.isnan().any()):
+        raise ValueError(refusal(argument, "NaN", "numbers"))
+    return found
+
+
+def one_of(argument: str, given: object, known: Sequence[str], fix: str = "") -> None:
+    """A choice among names."""
+    if given not in known:
+        raise ValueError(refusal(argument, repr(given), f"one of {', '.join(map(repr, known))}", fix))
+
+
+def _short(given: object) -> str:
+    shown = repr(given) if isinstance(given, str | int | float | None) else f"a {type(given).__name__}"
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

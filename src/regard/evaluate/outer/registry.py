@@ -1,0 +1,61 @@
+"""All metrics by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from regard._errors import nearest, refusal
+from regard.evaluate.outer.areas import dice, iou
+from regard.evaluate.outer.classes import accuracy, f1, precision, recall
+from regard.evaluate.outer.edits import cer, per, wer
+from regard.evaluate.outer.image import psnr, ssim
+from regard.evaluate.outer.meteor import meteor
+from regard.evaluate.outer.perplexity import perplexity
+from regard.evaluate.outer.ranking import hit_rate, mean_average_precision, mean_reciprocal_rank, ndcg
+from regard.evaluate.outer.result import Score
+from regard.evaluate.outer.translation import bleu, chrf
+
+# What a metric needs beside the core is imported when it is called.
+METRICS: Mapping[str, Callable[..., Score]] = MappingProxyType(
+    {
+        "bleu": bleu,
+        "chrf": chrf,
+        "meteor": meteor,
+        "perplexity": perplexity,
+        "wer": wer,
+        "cer": cer,
+        "per": per,
+        "psnr": psnr,
+        "ssim": ssim,
+        "iou": iou,
+        "dice": dice,
+        "accuracy": accuracy,
+        "precision": precision,
+        "recall": recall,
+        "f1": f1,
+        "map": mean_average_precision,
+        "mrr": mean_reciprocal_rank,
+        "hit_rate": hit_rate,
+        "ndcg": ndcg,
+    }
+)
+
+
+def score(name: str, predicted: Any, truth: Any, **options: Any) -> Score:
+    """One metric, by its name.
+
+    Args:
+        name: a key of `METRICS`.
+        predicted: what a model said.
+        truth: what is so.
+        options: those of the metric.
+
+    Example:
+        >>> float(score("wer", ["the cat"], ["the cats"]))
+        0.5
+    """
+    if name not in METRICS:
+        raise ValueError(refusal("name", repr(name), "a metric", nearest(name, METRICS)))
+    return METRICS[name](predicted, truth, **options)

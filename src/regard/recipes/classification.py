@@ -1,0 +1,53 @@
+"""Recipes that give each example a class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from regard.evaluate.outer import accuracy, f1
+from regard.model import Classifier, Example, Output, TaskModel
+from regard.recipes.recipe import Judged, Recipe
+
+
+@dataclass(kw_only=True)
+class Classification(Recipe):
+    """A recipe whose `learn` names the classes, and whose output is a class."""
+
+    watch: ClassVar[str] = "accuracy"
+
+    @property
+    def classes(self) -> list[str]:
+        """Their names, in the order of their numbers."""
+        found: list[str] = self.known["classes"]
+        return found
+
+    def output(self, context: Any, dropout: float = 0.0) -> Output:
+        """A classifier of what the attention reads; capsules are classes themselves."""
+        if hasattr(context, "probability"):
+            from regard.model import CapsuleClassifier
+
+            return CapsuleClassifier()
+        return Classifier(context.shape[-1], len(self.classes), dropout)
+
+    def decided(
+        self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """The class of each example, as a number."""
+        found = [model.output.decide(model(batch.to(device))).cpu() for batch in self.batches(examples)]
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.long)
+
+    @torch.no_grad()
+    def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
+        """Accuracy, and F1 with every class counting the same."""
+        decided = self.decided(model, examples, device)
+        answers = [self.classes[k] for k in decided.tolist()]
+        targets = [example.target for example in examples]
+        if not targets or targets[0] is None:
+            return Judged({}, answers)
+        truth = torch.stack([t for t in targets if t is not None])
+        scores = {"accuracy": accuracy(decided, truth), "f1": f1(decided, truth, average="macro")}
+        return Judged.of(scores, answers)

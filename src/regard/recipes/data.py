@@ -1,0 +1,107 @@
+"""Reading the files of a data set: what is missing is said by name, what is packed is unpacked, and nothing in a file is ever run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard._errors import refusal
+
+
+class Folder:
+    """A folder of data; every file may be packed with gzip, under its name and `.gz`.
+
+    Args:
+        path: of the folder.
+        *names: files that it must have.
+    """
+
+    def __init__(self, path: str | Path, *names: str) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise ValueError(refusal("data", repr(str(path)), "a folder"))
+        missing = [name for name in names if self._find(name) is None]
+        if missing:
+            fix = "Fix: docs/data.md shows the files of every data set."
+            raise ValueError(refusal("data", repr(str(path)), f"a folder that also has {', '.join(missing)}", fix))
+
+    def _find(self, name: str) -> Path | None:
+        for path in (self.path / name, self.path / f"{name}.gz"):
+            if path.is_file():
+                return path
+        return None
+
+    def bytes(self, name: str) -> bytes:
+        """The unpacked content of a file."""
+        path = self._find(name)
+        if path is None:
+            raise ValueError(refusal("data", repr(str(self.path)), f"a folder that has {name}"))
+        try:
+            return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        except (OSError, EOFError) as error:
+            raise ValueError(refusal("data", f"{path}: {error}", "a whole file")) from error
+
+    def text(self, name: str, encoding: str = "utf-8") -> str:
+        try:
+            return self.bytes(name).decode(encoding)
+        except UnicodeDecodeError as error:
+            raise ValueError(refusal("data", f"{self.path / name}: {error}", f"{encoding} text")) from error
+
+    def lines(self, name: str, encoding: str = "utf-8") -> list[str]:
+        """Lines without their ends; a last empty one is none."""
+        # Not splitlines: text has characters that it takes for ends of lines.
+        found = self.text(name, encoding).replace("\r\n", "\n").split("\n")
+        return found[:-1] if found and not found[-1] else found
+
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Objects of a file of JSON lines."""
+        for number, line in enumerate(self.lines(name), 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    refusal("data", f"{self.path / name}, line {number}: {error}", "JSON lines")
+                ) from error
+            if not isinstance(row, dict):
+                raise ValueError(
+                    refusal("data", f"{self.path / name}, line {number}: {type(row).__name__}", "an object")
+                )
+            yield row
+
+    def members(self, name: str, suffixes: Sequence[str] = ()) -> dict[str, bytes]:
+        """Files of an archive by their path in it; nothing is written to the disk."""
+        path = self._find(name)
+        if path is None:
+            raise ValueError(refusal("data", repr(str(self.path)), f"a folder that has {name}"))
+        try:
+            with tarfile.open(path) as archive:
+                wanted = [m for m in archive if m.isfile() and (not suffixes or m.name.endswith(tuple(suffixes)))]
+                opened = ((m.name, archive.extractfile(m)) for m in wanted)
+                return {name: file.read() for name, file in opened if file is not None}
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise ValueError(refusal("data", f"{path}: {error}", "a whole archive")) from error
+
+    def idx(self, name: str) -> np.ndarray[Any, Any]:
+        """An array of bytes in the format of MNIST."""
+        raw = self.bytes(name)
+        if len(raw) < 4 or raw[:3] != b"\0\0\x08":
+            raise ValueError(refusal("data", str(self.path / name), "an idx file of bytes"))
+        axes = raw[3]
+        shape = np.frombuffer(raw, ">i4", axes, 4) if len(raw) >= 4 + 4 * axes else np.array([-1])
+        body = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
+        if (shape < 0).any() or body.size != np.prod(shape, dtype=np.int64):
+            raise ValueError(refusal("data", f"{self.path / name}: {body.size} bytes", f"as many as {tuple(shape)}"))
+        return body.reshape(shape)
+
+
+def numbered(line: str, names: Sequence[str], where: str) -> int:
+    """A class given by its number, checked."""
+    if not line.lstrip("-").isdigit() or not 0 <= int(line) < len(names):
+        raise ValueError(refusal("data", f"{where}: {line!r}", f"a class from 0 to {len(names) - 1}"))
+    return int(line)

@@ -1,0 +1,104 @@
+"""Several processes: DDP through the flag is one process on the same batch, and our modules stand being sharded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed._composable.fsdp import fully_shard
+
+pytest.importorskip("lightning")
+
+import regard as rg
+from regard.model import Batch, Chain, Classifier, Embedding, TaskModel
+from regard.recipes.runs import WEIGHTS
+
+SMALL = {"steps": 6, "every": 3, "train_size": 40, "test_size": 10, "hidden_dim": 16, "embedding_dim": 8, "batch": 8}
+
+
+def ran(out: Path, *more: str) -> tuple[Path, dict[str, float]]:
+    settings = [f"--set={key}={value}" for key, value in SMALL.items()]
+    # Sentences of unequal lengths: a process may hold more tokens than the other, and must count for more.
+    command = [sys.executable, "-m", "regard", "run", "translate", *settings, "--out", str(out), "--json", *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Path(found["run"]), found["metrics"]
+
+
+def test_two_processes_are_one_on_the_same_batch(tmp_path: Path) -> None:
+    more = ("--set", "dropout=0")
+    one, metrics = ran(tmp_path / "one", *more)
+    two, shared = ran(tmp_path / "two", *more, "--devices", "2", "--strategy", "ddp")
+    assert len(list((tmp_path / "two").iterdir())) == 1, "one run, one folder"
+    first, second = load_file(one / WEIGHTS), load_file(two / WEIGHTS)
+    for name, weight in first.items():
+        # Sums in another order, and Adam, which divides by the root of what it has seen.
+        torch.testing.assert_close(
+            second[name], weight, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert shared.keys() == metrics.keys()
+
+
+def sharded(rank: int, folder: str) -> None:
+    """Forward and backward of a task model whose parameters are spread over two processes, beside one that has them all."""
+    os.environ.update(MASTER_ADDR="localhost", RANK=str(rank), WORLD_SIZE="2")
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    generator = torch.Generator().manual_seed(rank)
+    batch = Batch(
+        {"tokens": torch.randint(20, (4, 7), generator=generator)},
+        {"tokens": torch.arange(7) < torch.tensor([[7], [3], [5], [1]])},
+        torch.tensor([0, 1, 2, 1]),
+    )
+    problems = []
+    for name, make in ATTENTIONS.items():
+        torch.manual_seed(0)
+        whole = model(make())
+        torch.manual_seed(0)
+        spread = model(make())
+        for part in (spread.features, spread.attention, spread.output):
+            fully_shard(part, mesh=mesh)
+        fully_shard(spread, mesh=mesh)
+        whole.loss(whole(batch), batch).backward()
+        spread.loss(spread(batch), batch).backward()
+        for (path, parameter), other in zip(whole.named_parameters(), spread.parameters(), strict=True):
+            if parameter.grad is None:
+                continue
+            torch.distributed.all_reduce(parameter.grad)
+            expected, got = parameter.grad / 2, other.grad.full_tensor()
+            if not torch.allclose(expected, got, rtol=1e-4, atol=1e-6):
+                problems.append(f"{name} {path}: {(expected - got).abs().max()}")
+    Path(folder, f"problems-{rank}").write_text("\n".join(problems))
+    torch.distributed.destroy_process_group()
+
+
+ATTENTIONS = {
+    "additive": lambda: rg.Attention("additive", query_dim=6, key_dim=6, hidden_dim=5),
+    "sparse": lambda: rg.Attention("general", "sparsemax", query_dim=6, key_dim=6),
+    "multi-head": lambda: rg.MultiHeadAttention(6, heads=2),
+    "self": lambda: rg.SelfAttention(6),
+    "encoder": lambda: rg.TransformerEncoder(6, heads=2, layers=2, dropout=0.0),
+}
+
+
+def model(attention: nn.Module) -> TaskModel:
+    asks = isinstance(attention, rg.Attention | rg.MultiHeadAttention)
+    features = Chain(Embedding(20, 6), rg.RecurrentEncoder(6, 3))
+    return TaskModel(features, rg.PooledQuery() if asks else None, attention, Classifier(6, 3))
+
+
+def test_modules_can_be_sharded(tmp_path: Path) -> None:
+    torch.multiprocessing.start_processes(sharded, (str(tmp_path),), nprocs=2, start_method="spawn")
+    for rank in range(2):
+        assert (tmp_path / f"problems-{rank}").read_text() == ""
