@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.model import Batch, Embedding, Example, collate
+from regard.model import Batch, Example, collate
 
 
 def test_everything_is_padded_and_masked() -> None:
@@ -42,17 +42,3 @@ def test_a_batch_moves() -> None:
     assert {moved.inputs["x"].device.type, moved.masks["x"].device.type, moved.target.device.type} == {"meta"}
     assert moved.variables["v"].device.type == "meta"
     assert moved.gold is None
-
-
-def test_embeddings() -> None:
-    vectors = torch.randn(5, 3)
-    table = Embedding(5, vectors=vectors, freeze=True)
-    found = table(torch.tensor([[1, 4]]), torch.tensor([[True, False]]))
-    assert torch.equal(found, torch.stack([vectors[1], torch.zeros(3)])[None])
-    assert not any(p.requires_grad for p in table.parameters())
-    with pytest.raises(ValueError, match=r"vectors: got shape \(5, 3\), expected \(6, d\)"):
-        Embedding(6, vectors=vectors)
-    with pytest.raises(TypeError, match="whole numbers"):
-        table(torch.randn(1, 2))
-    with pytest.raises(ValueError, match="dim: got None"):
-        Embedding(5)

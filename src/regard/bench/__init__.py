@@ -20,6 +20,7 @@ QUESTIONS = {
     "overhead": ("regard.bench.overhead", "cpu"),
     "feature-cpu": ("regard.bench.feature_cpu", "cpu"),
     "graph-cpu": ("regard.bench.graph_cpu", "cpu"),
+    "parallel-cpu": ("regard.bench.parallel_cpu", "cpu"),
     "oversmoothing": ("regard.bench.oversmoothing", "cpu"),
     "capsules": ("regard.bench.capsules", "cpu"),
     "capsules-cost": ("regard.bench.capsules_cost", "cpu"),
@@ -29,6 +30,7 @@ QUESTIONS = {
     "reformer-gpu": ("regard.bench.reformer_gpu", "cuda"),
     "duplication": ("regard.bench.duplication", "cuda"),
     "shakespeare": ("regard.bench.shakespeare", "data"),
+    "alignment-error": ("regard.bench.alignment_error", "data"),
     "cost-curves": ("regard.bench.cost_curves", "cpu"),
     "linformer-table": ("regard.bench.linformer_table", "cuda"),
 }

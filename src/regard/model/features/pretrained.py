@@ -91,9 +91,9 @@ class Pretrained(nn.Module):
         """Of the real tokens of (B, L), in their places; zero elsewhere."""
         batch, length = tokens.shape
         longest = int(real.sum(-1).max()) if batch and length else 0
-        dtype = next(self.encoder.parameters()).dtype
         if longest == 0:
-            return torch.zeros(batch, length, self.out_dim, dtype=dtype, device=tokens.device)
+            weight = next(self.encoder.parameters())
+            return weight.new_zeros(batch, length, self.out_dim)
         # Real tokens first, in their order: an encoder counts positions from the left.
         order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)
         packed = tokens.gather(1, order[:, :longest])

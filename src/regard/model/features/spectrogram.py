@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.general.scores.base import width
 from regard.ops.fill import kept_rows
+from regard.query.parts import uncast
 
 # Energies below this are silence: 100 dB under a sine of full scale in a window of some hundred samples.
 _LEAST = 1e-8
@@ -88,9 +89,11 @@ class Spectrogram(nn.Module):
         real = self._frames(torch.ones_like(x, dtype=torch.bool) if mask is None else mask)
         x = F.pad(x, (0, max(0, self.window - x.shape[-1])))
         hann = self.hann.to(x.dtype)
-        found = torch.stft(x, self.window, self.hop, window=hann, center=False, return_complex=True)
-        power = found.real.square() + found.imag.square()
-        energy = (self.bank.to(x.dtype) @ power).clamp(min=_LEAST).log().mT
+        with uncast(x.device):
+            # Energies span ten orders of magnitude: no numbers of half precision.
+            found = torch.stft(x, self.window, self.hop, window=hann, center=False, return_complex=True)
+            power = found.real.square() + found.imag.square()
+            energy = (self.bank.to(x.dtype) @ power).clamp(min=_LEAST).log().mT
         return kept_rows(self._stacked(_normalised(energy, real)), real[:, :: self.stack])
 
     def mask_after(self, mask: Bool[Tensor, "b t"] | None) -> Bool[Tensor, "b n"] | None:

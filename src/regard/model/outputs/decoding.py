@@ -38,7 +38,7 @@ class TokenDecoder(Output):
 
     def __init__(self, end: int, smoothing: float = 0.0) -> None:
         super().__init__()
-        self.end, self.smoothing = end, share("smoothing", smoothing)
+        self.end, self.smoothing = end, a_share("smoothing", smoothing)
 
     def forward(self, read: Read, found: Available, batch: Batch) -> Float[Tensor, "b m v"]:
         """Logits of every step, when the steps before went as they should."""
@@ -96,7 +96,7 @@ def read_paths(read: Read, states: Float[Tensor, "r 1 h"], paths: int, start: in
     return torch.stack([read(path, start=start) for path in each], 1).flatten(0, 1)
 
 
-def share(name: str, value: float) -> float:
+def a_share(name: str, value: float) -> float:
     """Check a share that is not the whole."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
         raise ValueError(refusal(name, repr(value), "a number from 0 to below 1"))

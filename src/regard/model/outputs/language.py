@@ -16,7 +16,7 @@ from regard.model.features.embedding import Embedding
 from regard.model.naming import Available
 from regard.model.outputs.base import Output, real_terms, target_of
 from regard.model.outputs.classifier import real_of
-from regard.model.outputs.decoding import share
+from regard.model.outputs.decoding import a_share
 from regard.ops.fill import kept_rows
 
 
@@ -61,7 +61,7 @@ class LanguageHead(Output):
                 expected = f"vectors ({'V' if count is None else count}, {dim})"
                 raise ValueError(refusal("table", f"vectors {tuple(self.E.shape)}", expected))
         self.b = zeros(len(self.E))
-        self.dropout, self.smoothing = nn.Dropout(share("dropout", dropout)), share("smoothing", smoothing)
+        self.dropout, self.smoothing = nn.Dropout(a_share("dropout", dropout)), a_share("smoothing", smoothing)
 
     def forward(self, context: Float[Tensor, "b *n d"], found: Available) -> Float[Tensor, "b *n v"]:
         context = kept_rows(context, real_of(context, found)) if context.dim() == 3 else context
@@ -108,7 +108,7 @@ class Hidden(NamedTuple):
 def hide_tokens(
     tokens: Int[Tensor, "*b n"],
     by: int,
-    share_of: float = 0.15,
+    share: float = 0.15,
     mask: Bool[Tensor, "*b n"] | None = None,
     generator: Generator | None = None,
 ) -> Hidden:
@@ -117,14 +117,12 @@ def hide_tokens(
     Args:
         tokens: (..., N).
         by: the token that stands for a hidden one.
-        share_of: probability of being hidden.
+        share: probability of being hidden.
         mask: True for real tokens.
         generator: where the numbers are drawn from.
 
     Example:
-        >>> hidden = hide_tokens(
-        ...     torch.tensor([3, 1, 4, 1, 5]), by=9, share_of=0.0, generator=Generator().manual_seed(0)
-        ... )
+        >>> hidden = hide_tokens(torch.tensor([3, 1, 4, 1, 5]), by=9, share=0.0, generator=Generator().manual_seed(0))
         >>> (hidden.tokens == 9).sum().item(), (hidden.target >= 0).sum().item()
         (1, 1)
     """
@@ -133,5 +131,5 @@ def hide_tokens(
         drawn = drawn.masked_fill(~mask, torch.inf)
     # What has the smallest number is hidden whatever the share is: a sequence that hides nothing teaches nothing.
     first = drawn == drawn.amin(-1, keepdim=True)
-    hidden = (drawn < share("share_of", share_of)) | (first & drawn.isfinite())
+    hidden = (drawn < a_share("share", share)) | (first & drawn.isfinite())
     return Hidden(tokens.masked_fill(hidden, by), tokens.where(hidden, -1))

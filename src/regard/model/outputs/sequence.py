@@ -12,7 +12,7 @@ from regard.general.scores.base import vector, width
 from regard.model.batch import Batch
 from regard.model.naming import Available
 from regard.model.outputs.base import Read, target_of
-from regard.model.outputs.decoding import TokenDecoder, read_paths, share
+from regard.model.outputs.decoding import TokenDecoder, a_share, read_paths
 from regard.ops.fill import kept_rows
 
 
@@ -59,10 +59,10 @@ class SequenceDecoder(TokenDecoder):
         self.table = nn.Embedding(count, dim)
         self.begin = nn.Linear(d_c, layers * h)
         self.start = vector(dim)
-        between = share("dropout", dropout) if layers > 1 else 0.0
+        between = a_share("dropout", dropout) if layers > 1 else 0.0
         self.network = nn.GRU(dim + (d_c if feeding else 0), h, layers, batch_first=True, dropout=between)
         self.joined = nn.Linear(d_c + h, h)
-        self.dropout = nn.Dropout(share("dropout", dropout))
+        self.dropout = nn.Dropout(a_share("dropout", dropout))
         self.linear = nn.Linear(h, count)
 
     def forward(self, read: Read, found: Available, batch: Batch) -> Float[Tensor, "b m v"]:

@@ -13,7 +13,7 @@ from regard.general.scores.base import vector, width
 from regard.model.batch import Batch
 from regard.model.naming import Available
 from regard.model.outputs.base import Read, target_of
-from regard.model.outputs.decoding import TokenDecoder, read_paths, share
+from regard.model.outputs.decoding import TokenDecoder, a_share, read_paths
 from regard.transformer.decoder import TransformerDecoder
 from regard.transformer.feedforward import FeedForward
 from regard.transformer.models import TokenEmbedding
@@ -61,7 +61,7 @@ class TransformerSequenceDecoder(TokenDecoder):
         **options: Any,
     ) -> None:
         super().__init__(width("count", count) - 1, smoothing)
-        self.dropout = share("dropout", dropout)
+        self.dropout = a_share("dropout", dropout)
         self.table, self.start = TokenEmbedding(count, dim), vector(dim)
         self.decoder = TransformerDecoder(
             dim, heads, layers, cross=False, position=position, dropout=dropout, **options
