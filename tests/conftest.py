@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 
 from regard.ops import dispatch, hooks
+from regard.ops.parallel import ranks
 
 # Drawn cases are the same in every run, so that a failure is the code's and not the day's.
 settings.register_profile("regard", deadline=None, derandomize=True, print_blob=True)
@@ -28,3 +29,4 @@ def _clean() -> Iterator[None]:
     assert not dispatch._overrides, "an execution() was left open"
     assert not hooks.interventions, "an intervention was left open"
     assert not hooks.observers, "a record was left open"
+    assert not ranks._contexts, "a parallel.context() was left open"

@@ -331,7 +331,7 @@ class Facts:
 
     i: int = 0  # position of the query
     query: Tensor | None = None
-    length: int = 0  # true length of the sequence
+    length: int = 0  # of what the query may see
     noise: Row | None = None  # Gumbel noise of the row
     selected: Sequence[bool] | None = None
 

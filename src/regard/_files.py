@@ -15,7 +15,13 @@ def whole(path: Path, write: Callable[[Path], None]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        write(draft)
+        try:
+            write(draft)
+        except (OSError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            # Writers of tensors have errors of their own for a disk that is full.
+            raise OSError(f"{path} could not be written: {error}") from error
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(draft, path)

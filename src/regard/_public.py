@@ -4,6 +4,7 @@ from regard import catalog
 from regard._version import __version__
 from regard.feature import (
     AlternatingCoAttention,
+    AttentionGate,
     AttentionViaAttention,
     HierarchicalAttention,
     InteractiveCoAttention,
@@ -151,6 +152,7 @@ __all__ = [
     "AlternatingCoAttention",
     "Attention",
     "AttentionOverAttention",
+    "AttentionGate",
     "AttentionViaAttention",
     "AuxiliaryQuery",
     "BERT4Rec",

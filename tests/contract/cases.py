@@ -332,6 +332,19 @@ def _several_levels() -> Iterator[Case]:
         )
 
 
+def _gates() -> Iterator[Case]:
+    for more, options in (("", {}), (", any score", {"score": "general"})):
+        yield Case(
+            name=f"attention-gate{more}",
+            entry="attention-gate",
+            make=lambda options=options: rg.AttentionGate((11, 2), **options),
+            tensors={"x": ("b", "n", 11), "gate": ("b", "n", 2)},
+            masks={"mask": ("b", "n")},
+            result=("b", "n", 11),
+            call=lambda module, inputs: module(inputs.tensors["x"], inputs.tensors["gate"], inputs.masks["mask"]),
+        )
+
+
 def _several_representations() -> Iterator[Case]:
     for align in ("soft", "sigmoid"):
         yield Case(
@@ -351,7 +364,7 @@ def _single() -> Iterator[Case]:
 
 
 def _feature() -> list[Case]:
-    return [*_several_inputs(), *_several_levels(), *_several_representations(), *_single()]
+    return [*_several_inputs(), *_several_levels(), *_gates(), *_several_representations(), *_single()]
 
 
 def _asking() -> Iterator[Case]:

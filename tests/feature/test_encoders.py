@@ -22,9 +22,10 @@ def test_shapes(kind, bidirectional, lead):
     assert m(torch.randn(*lead, 0, 5)).shape == (*lead, 0, m.out_dim)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_every_sequence_is_as_if_it_were_alone(kind):
-    m, mask = scrambled(rg.RecurrentEncoder(3, 2, kind)), holes(3, 7, empty=[1])
+def test_every_sequence_is_as_if_it_were_alone(kind, layers):
+    m, mask = scrambled(rg.RecurrentEncoder(3, 2, kind, layers=layers)), holes(3, 7, empty=[1])
     x = torch.where(mask[..., None], normal(3, 7, 3), math.nan).requires_grad_()
     found = m(x, mask)
     assert not found[~mask].any()
@@ -53,3 +54,16 @@ def test_tokens_are_checked():
         encode(torch.randn(2, 5, 3).double())
     with torch.autocast("cpu"):
         assert encode(torch.randn(2, 5, 3)).shape == (2, 5, 4)
+
+
+def test_dropout_is_between_layers():
+    x = torch.randn(2, 7, 5)
+    m = rg.RecurrentEncoder(5, 3, layers=2, dropout=0.5)
+    assert not torch.equal(m(x), m(x))
+    assert torch.equal(m.eval()(x), m(x))
+    single = rg.RecurrentEncoder(5, 3, dropout=0.5)
+    assert torch.equal(single(x), single(x))
+    with pytest.raises(ValueError, match="dropout: got 2, expected a probability"):
+        rg.RecurrentEncoder(5, dropout=2)
+    with pytest.raises(ValueError, match="layers: got 0"):
+        rg.RecurrentEncoder(5, layers=0)

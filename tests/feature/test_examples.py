@@ -108,3 +108,9 @@ def test_crowd_gates_places_and_channels():
         out = channel(x)
     assert trace.weights.shape == (2, 8, 1)
     assert torch.allclose(out, x * trace.weights.view(2, 8, 1, 1))
+
+
+def test_latent_tree():
+    found = load("latent_tree").main(steps=80)
+    assert found["accuracy"] >= 0.85
+    assert found["saliency"] + found["focus"] <= 1 + 1e-6

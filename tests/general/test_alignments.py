@@ -78,16 +78,15 @@ class Rows:
 
     def expected(self, name: str) -> Tensor:
         """The weights by the oracle."""
-        align, length = self.attend.align, self.mask.any(0).nonzero()
-        facts = {"length": int(length.max()) + 1 if len(length) else 0}
-        result = []
+        align, result = self.attend.align, []
         for i, at in self.rows():
+            seen = self.mask[i].nonzero()
             x = oracles.Facts(
                 i=i + self.call.start,
                 query=self.query[i],
                 noise=None if self.noise is None else list(self.noise[at]),
                 selected=self.call.prepared.get("selected", torch.ones(0)).tolist(),
-                **facts,
+                length=int(seen.max()) + 1 if len(seen) else 0,
             )
             row = oracles.ALIGNMENTS[name](align, list(self.e[at]), self.mask[i].tolist(), x)
             result.append(torch.stack(row) if row else self.e[at] * 0)

@@ -81,17 +81,19 @@ def written_out(bound: Bound, s: Sizes) -> Tensor:
 
 @settings(max_examples=400)
 @given(data=st.data())
-def test_keys_and_rows_are_those_of_the_booleans_written_out(data: Any) -> None:
+def test_keys_rows_and_ends_are_those_of_the_booleans_written_out(data: Any) -> None:
     s = data.draw(sizes())
     mask = data.draw(composed(s))
     bound = mask.bind(s)
     whole = written_out(bound, s)
-    keys, rows = bound.keys(CPU), bound.rows(CPU)
+    keys, rows, ends = bound.keys(CPU), bound.rows(CPU), bound.ends(CPU)
     for name, found, expected in (("keys", keys, whole.any(-2)), ("rows", rows, whole.any(-1))):
         if found is None:
             assert bool(expected.all()), name
             continue
         assert torch.equal(found.expand(expected.shape), expected), f"{name} of {mask!r} at {s}"
+    last = (whole * torch.arange(1, s.n + 1)).amax(-1) if s.n else whole.sum(-1)
+    assert torch.equal(ends.expand(last.shape), last), f"ends of {mask!r} at {s}"
 
 
 @settings(max_examples=150)
@@ -167,10 +169,11 @@ def test_a_scan_in_pieces_sees_what_one_look_sees(scan: int, monkeypatch: pytest
 
 def test_a_band_and_keys_are_never_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Causal with padding, the mask of every decoder, stays linear."""
-    monkeypatch.setattr(Bound, "_scan", lambda *_: pytest.fail("looked at every pair"))
+    monkeypatch.setattr(Bound, "_panels", lambda *_: pytest.fail("looked at every pair"))
     bound = (rg.Causal() & rg.Padding(torch.tensor([3, 5]))).bind(Sizes((2,), 5, 7))
     assert bound.keys(CPU).shape == (2, 7)
     assert bound.rows(CPU).shape == (2, 5)
+    assert bound.ends(CPU).tolist() == [[3, 3, 3, 3, 3], [3, 4, 5, 5, 5]]
 
 
 @settings(max_examples=60)

@@ -149,7 +149,7 @@ def test_dense_is_the_looped_equation(case: Case) -> None:
                 facts = oracles.Facts(
                     i=i,
                     query=x["query"][i] if mask[i].any() else x["query"][i] * 0,
-                    length=int(mask.any(0).nonzero().max()) + 1,
+                    length=max((j + 1 for j in range(len(mask[i])) if mask[i, j]), default=0),
                     noise=list(noise[f, i]),
                     selected=call.prepared.get("selected", torch.ones(0)).tolist(),
                 )

@@ -9,7 +9,7 @@ import torch
 
 from regard.model import POSSIBLE, SURE, collate
 from regard.recipes.dates import _LETTERS, _PATTERNS, DateExamples, links, ordinal, written, year_in_words
-from regard.recipes.recipe import configured
+from regard.recipes.recipe import configured, recipe
 
 
 def test_numbers_in_words() -> None:
@@ -65,12 +65,9 @@ def test_splits_share_no_date_and_repeat_themselves() -> None:
         DateExamples("test", 5)[5]
 
 
-@pytest.mark.parametrize(
-    "attention", ["additive", "general", "dot", "local-predictive", "hard", "sparsemax", "multi-head"]
-)
+@pytest.mark.parametrize("attention", recipe("dates").alternatives)
 def test_any_attention_fits(attention: str) -> None:
-    options = {"attention.heads": 2} if attention == "multi-head" else {}
-    task = configured("dates", {"attention": attention, "hidden_dim": 16, "test_size": 7, **options})
+    task = configured("dates", {"attention": attention, "hidden_dim": 16, "test_size": 7})
     model, examples = task.build(), task.examples("test")
     batch = collate(examples)
     loss = model.loss(model(batch), batch)

@@ -96,6 +96,37 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert (run.folder / STATE).stat().st_mtime_ns == before
 
 
+def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path: Path) -> None:
+    task = configured("dates", {**SMALL, "steps": 8})
+    run = Run.begin(task, tmp_path)
+    train(configured("dates", {**SMALL, "steps": 4}), run, progress=False)
+    kept = torch.load(run.folder / STATE, weights_only=True)
+    torch.save({**kept, "done": False}, run.folder / STATE)
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
+    # Files may not grow beyond some kilobytes: what a full disk does, without filling one.
+    limited = (
+        "import resource, runpy, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
+        "runpy.run_module('regard', run_name='__main__')\n"
+    )
+    command = [sys.executable, "-c", limited, "run", "--resume", str(run.folder), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "regard: " in done.stderr
+    assert "could not be written" in done.stderr or "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    after = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
+    assert after[STATE] == before[STATE]
+    assert after[WEIGHTS] == before[WEIGHTS]
+    assert not [name for name in after if name.endswith(".tmp")]
+    resumed = subprocess.run(command_of(run), capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def command_of(run: Run) -> list[str]:
+    return command("--resume", run.folder, "--json")
+
+
 @pytest.mark.parametrize("broken", ["truncated", "foreign", "empty"])
 def test_a_broken_state_is_refused_by_name(tmp_path: Path, broken: str) -> None:
     run = small_run(tmp_path)

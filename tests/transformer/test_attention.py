@@ -146,3 +146,13 @@ def test_paths_and_refusals():
         attend(x[0, 0])
     with pytest.raises(ValueError, match="cache: got an empty one"):
         _ = Slot().kept
+
+
+@pytest.mark.parametrize("kind", [rg.MultiHeadAttention, rg.TransformerAttention])
+def test_a_head_that_may_look_at_nothing_gives_zeros_beside_one_that_may(kind):
+    attend, x = scrambled(kind(6, 2, bias=True)), normal(2, 5, 6)
+    mask = torch.rand(2, 2, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.7
+    mask[:, 0, 3] = False
+    with rg.execution("dense"):
+        expected = attend(x, mask=mask)
+    assert_same(attend(x, mask=mask), expected)

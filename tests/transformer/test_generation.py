@@ -278,3 +278,32 @@ def test_numbers_that_are_none_are_refused():
         rg.Sample("1")
     with pytest.raises(ValueError, match="top_p: got '1', expected a probability"):
         rg.Sample(top_p="1")
+
+
+def test_a_reformer_reads_its_whole_text_again_for_every_token():
+    model = scrambled(rg.ReformerLanguageModel(11, 8, 2, 2, chunk=3)).eval()
+    prompt = torch.randint(11, (2, 4), generator=torch.Generator().manual_seed(0))
+    found = model.generate(prompt, steps=6)
+    text, total = prompt, torch.zeros(2, dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(6):
+            best, chosen = model(text)[:, -1].log_softmax(-1).max(-1)
+            total, text = total + best, torch.cat([text, chosen[:, None]], 1)
+    assert torch.equal(found.tokens, text[:, 4:])
+    assert_same(found.log_prob, total)
+
+
+def test_a_beam_of_a_reformer_follows_its_paths():
+    """Were the texts not reordered with the paths, the probabilities would be those of others."""
+    moved = 0
+    for seed in range(6):
+        model = scrambled(rg.ReformerLanguageModel(7, 8, 2, 1, chunk=3), seed=seed).eval()
+        prompt = torch.tensor([[2, 3], [4, 5]])
+        found, total = model.generate(prompt, steps=5, how=rg.Beam(3)), torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad():
+            for t in range(5):
+                log_p = model(torch.cat([prompt, found.tokens[:, :t]], 1))[:, -1].log_softmax(-1)
+                total += log_p.gather(-1, found.tokens[:, t : t + 1]).squeeze(-1)
+        assert_same(found.log_prob, total)
+        moved += int((found.log_prob > model.generate(prompt, steps=5).log_prob + 1e-12).sum())
+    assert moved

@@ -10,8 +10,9 @@ from torch import Tensor
 
 import regard as rg
 from regard.general.attention import explain_dispatch
+from regard.ops.buckets import HOLE, Buckets, HashedMask
 from regard.ops.dispatch import choose
-from regard.ops.hashed import HOLE, Buckets, HashedCall, HashedMask
+from regard.ops.hashed import HashedCall
 from regard.transformer import Hashes
 from tests.cases import assert_same, scrambled
 from tests.transformer.common import EXECUTIONS, tokens
@@ -93,7 +94,8 @@ def looped(attend: rg.LSHAttention, x: Tensor, mask) -> Tensor:
     """The whole module, sequence by sequence and head by head."""
     b, n, _ = x.shape
     allowed, heads = allowed_of(mask, b, n), attend.heads
-    rotations = attend._rotations(torch.zeros(heads, n, attend.W_V.shape[1])).double()
+    empty = torch.zeros(heads, n, attend.W_V.shape[1])
+    rotations = attend._rotations(empty, attend._directions(empty, None)).transpose(1, 2).double()
     ahead = not isinstance(mask, rg.Band) or mask.high > 0
     ahead = ahead and not (isinstance(mask, rg.general.masks.And))
     results = []
@@ -331,3 +333,12 @@ def test_what_is_not_finite_stays_in_its_sequence_and_is_not_hidden_there(bad, m
     (grad,) = torch.autograd.grad(result.sum(), x)
     assert grad[::2].isfinite().all()
     assert grad[1].isnan().all()
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_queries_that_are_not_finite_are_not_hidden_where_a_token_reads_itself(execution):
+    """The first one sees nobody else, and reads a value that is finite."""
+    attend, x = made(bias=False), tokens(1, 13, 6)
+    with torch.no_grad(), EXECUTIONS[execution]():
+        attend.W_QK.fill_(math.nan)
+        assert attend(x, mask=rg.Causal()).isnan().all()

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
 from tests.cases import assert_same, scrambled
@@ -261,6 +262,22 @@ def test_a_window_moves_on_over_the_memory_from_portion_to_portion():
     assert_same(torch.cat(parts, 1), decode(x, memory))
 
 
+@pytest.mark.parametrize("portions", [[1] * 7, [2, 1, 1, 3], [6, 1]])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_predicted_window_is_the_same_in_every_portion(portions, padded):
+    """It is predicted within the prefix, which a token sees alike in the whole sequence and in a portion."""
+    decode = scrambled(rg.TransformerDecoder(8, 2, 2, align="local-predictive", window=1.5, query_dim=4)).eval()
+    x, memory, cache = normal(2, 7, 8), normal(2, 5, 8, seed=1), decode.cache()
+    real = (
+        torch.tensor([[True] * 7, [False, True, True, False, True, True, True]]) if padded else torch.ones(2, 7).bool()
+    )
+    parts = [
+        decode(part, memory, mask if padded else None, cache=cache)
+        for part, mask in zip(x.split(portions, 1), real.split(portions, 1), strict=True)
+    ]
+    assert_same(torch.cat(parts, 1), decode(x, memory, real if padded else None))
+
+
 def test_layers_and_attentions_that_are_none_are_refused():
     for layers in ("2", 2.0, None):
         with pytest.raises(
@@ -269,3 +286,48 @@ def test_layers_and_attentions_that_are_none_are_refused():
             rg.TransformerEncoder(8, 2, layers)
     with pytest.raises(TypeError, match="attention: got str, expected a module, or a function of width and heads"):
         rg.TransformerEncoder(8, 2, 1, attention="lsh-attention")
+
+
+class Computed(TorchDispatchMode):
+    """How many operations give something new: no views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not any(result.alias_info for result in function._schema.returns)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_mask_of_tokens_is_written_once_for_all_layers(norm):
+    """Each further layer computes as much with padding as without, and no more than torch's."""
+    x, real = torch.randn(4, 8, 16), torch.arange(8) < torch.tensor([[8], [5], [7], [4]])
+
+    def of_one_layer(run):
+        counts = []
+        for layers in (2, 3):
+            with Computed() as seen:
+                run(layers).sum().backward()
+            counts.append(seen.count)
+        return counts[1] - counts[0]
+
+    ours = {k: rg.TransformerEncoder(16, 2, k, norm=norm) for k in (2, 3)}
+    layer = nn.TransformerEncoderLayer(16, 2, 64, 0.0, batch_first=True, norm_first=norm == "pre")
+    theirs = {k: nn.TransformerEncoder(layer, k, enable_nested_tensor=False) for k in (2, 3)}
+    without, padded = of_one_layer(lambda k: ours[k](x)), of_one_layer(lambda k: ours[k](x, real))
+    torchs = of_one_layer(lambda k: theirs[k](x, src_key_padding_mask=~real))
+    print(f"operations of a layer, {norm}-norm: {without}, padded {padded}, torch's padded {torchs}")
+    assert padded == without < torchs
+
+
+def test_a_sequence_of_padding_alone_is_zero_and_is_seen_as_zero():
+    attend, x = scrambled(rg.TransformerAttention(8, 2)), normal(2, 5, 8)
+    real = torch.tensor([[True] * 5, [False] * 5])
+    x[1] = math.nan
+    with rg.record(attend) as trace:
+        found = attend(x.requires_grad_(), mask=rg.Keys(real))
+    assert not found[1].any()
+    (grad,) = torch.autograd.grad(found.sum(), x)
+    assert not grad[1].any()
+    assert grad.isfinite().all()
+    assert not trace["attention"].weights[1].any()

@@ -18,6 +18,7 @@ QUESTIONS = {
     "hop-gradients": ("regard.bench.hop_gradients", "cpu"),
     "convex-hull": ("regard.bench.convex_hull", "cuda"),
     "overhead": ("regard.bench.overhead", "cpu"),
+    "recipe-throughput": ("regard.bench.recipe_throughput", "cpu"),
     "feature-cpu": ("regard.bench.feature_cpu", "cpu"),
     "graph-cpu": ("regard.bench.graph_cpu", "cpu"),
     "parallel-cpu": ("regard.bench.parallel_cpu", "cpu"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ def sweep(  # noqa: PLR0913 - one argument an option
     engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; one is started here without.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the sweeps.")] = Path("out/sweeps"),
+    store: Annotated[Path | None, typer.Option(help="Append the means to a file of stored results.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run a recipe over a grid of settings; the same command again goes on where it was."""
@@ -45,6 +47,10 @@ def sweep(  # noqa: PLR0913 - one argument an option
     except (ValueError, TypeError, ImportError, OSError) as error:
         refuse(error)
     folder = points[0].folder.parent
+    if store is not None:
+        from regard.recipes.sweep import store_means
+
+        store_means(recipe, points, store, _told(sys.argv[1:]))
     failed = [point for point in points if point.problem is not None]
     if as_json:
         runs = [{**p.settings, "run": str(p.folder), "metrics": p.metrics, "problem": p.problem} for p in points]
@@ -56,6 +62,20 @@ def sweep(  # noqa: PLR0913 - one argument an option
         typer.echo(f"everything is in {folder}, the table in {folder / SWEEP}")
     if failed:
         raise typer.Exit(1)
+
+
+def _told(arguments: list[str]) -> str:
+    """The command as it can be repeated elsewhere: folders have other places there."""
+    words, hidden = ["regard"], {"--data": "DIR", "--out": "DIR", "--store": "FILE"}
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = word.partition("=")
+        if before in hidden:
+            words.append(hidden[before])
+        elif equals and (option in hidden or "/" in value):
+            words.append(f"{option}=DIR")
+        else:
+            words.append(word)
+    return " ".join(words)
 
 
 def _values(option: str) -> tuple[str, list[str]]:

@@ -101,11 +101,12 @@ def sums(call: Call, impl: str, first: Tensor, second: Tensor) -> tuple[Tensor, 
 def maxima(call: Call, impl: str) -> tuple[Tensor, Tensor]:
     """The largest affinity of each row (..., N1) and of each column (..., N2); minus infinity where there is none."""
     tiled, rows = _execution(call, impl)
-    if 0 in (call.nq, call.n):
-        nothing = wide(call.value).new_full((*call.lead, call.nq + call.n), -math.inf)
-        return nothing[..., : call.nq], nothing[..., call.nq :]
-    if rows >= call.nq:
-        a = _allowed(call, range(call.nq), tiled)
+    nq, n = call.form.sizes
+    if 0 in (nq, n):
+        nothing = wide(call.value).new_full((*call.lead, nq + n), -math.inf)
+        return nothing[..., :nq], nothing[..., nq:]
+    if rows >= nq:
+        a = _allowed(call, range(nq), tiled)
         return a.amax(-1), a.amax(-2)
     of_first, of_second, first_has, second_has = _partners(call, rows, tiled)
     return (
@@ -118,9 +119,10 @@ def _allowed(call: Call, i: range, tiled: bool) -> Tensor:
     """A panel of the affinity, minus infinity where a pair is not allowed."""
     with _uncast(call.device):
         a = call.scores(i, tiled=tiled)
-    mask = call.tile(i).mask()
+    mask = None if call.mask is None else call.tile(i).mask()
     a = a if mask is None else torch.where(mask, a, -math.inf)
-    return a.expand(*call.lead, len(i), call.n)
+    whole = (*call.lead, len(i), call.n)
+    return a if a.shape == whole else a.expand(whole)
 
 
 @torch.no_grad()

@@ -65,6 +65,7 @@ class HiddenScore(Score):
     r"""Score of a key that is a hidden layer already: $e_j = w \cdot \mathrm{act}(k_j)$, or $W_d^\top \mathrm{act}(k_j)$."""
 
     needs_query = False
+    is_activated = True
 
     def __init__(
         self, key_dim: int, activation: str | Callable[[Tensor], Tensor] = "tanh", features: int | None = None
@@ -93,7 +94,7 @@ class Unscored(Score):
     needs_query = False
 
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
-        return BilinearForm(key.new_zeros(1, 1), key.new_zeros(*key.shape[:-1], 1))
+        return BilinearForm(key.new_zeros(1, 1), key.new_zeros(key.shape[-2], 1))
 
 
 @register(
@@ -206,13 +207,13 @@ class ParallelCoAttention(nn.Module):
         sides = None if mask1 is None and mask2 is None else Sides(mask1, mask2)
         affinity = hooks.changed(self.affinity, self.affinity.call(first, second, mask=sides))
         hidden = self._hidden(affinity, first, second, (mask1, mask2)) if "aggregated" in self.scoring else None
-        largest = maxima(affinity, self.affinity.impl) if "max" in self.scoring else None
+        largest = _maxima(affinity, self.affinity.impl) if "max" in self.scoring else None
         hooks.seen(self.affinity, affinity)
         contexts = []
         for k, (reader, x, mask) in enumerate(((self.first, first, mask1), (self.second, second, mask2))):
             if self.scoring[k] == "max":
                 assert largest is not None
-                contexts.append(reader(None, x, mask=real(mask), bias=_or_equal(largest[k])))
+                contexts.append(reader(None, x, mask=real(mask), bias=largest[k]))
             else:
                 assert hidden is not None
                 contexts.append(reader(None, hidden[k], x, mask=real(mask)))
@@ -235,6 +236,9 @@ class ParallelCoAttention(nn.Module):
         return f"scoring={self.scoring}, output={self.output!r}"
 
 
-def _or_equal(maximum: Tensor) -> Tensor:
-    """The maxima, all zero where no feature has a partner: equal scores, not none."""
-    return torch.where((maximum > -math.inf).any(-1, keepdim=True), maximum, 0.0)
+def _maxima(affinity: Call, impl: str) -> list[Tensor]:
+    """The largest affinity of each feature, all zero where no feature has a partner: equal scores, not none."""
+    found = maxima(affinity, impl)
+    if affinity.mask is None and 0 not in affinity.form.sizes:
+        return list(found)
+    return [torch.where((x > -math.inf).any(-1, keepdim=True), x, 0.0) for x in found]

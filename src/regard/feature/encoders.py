@@ -26,19 +26,39 @@ class RecurrentEncoder(nn.Module):
         hidden_dim: width of a direction; half of `dim`, rounded up, when not given.
         kind: `"gru"` or `"lstm"`.
         bidirectional: read from both ends.
+        layers: how many, each reading the states of the one before.
+        dropout: of what a layer gives to the next, while training.
 
     Example:
         >>> RecurrentEncoder(6, 4)(torch.randn(2, 3, 5, 6)).shape
         torch.Size([2, 3, 5, 8])
     """
 
-    def __init__(self, dim: int, hidden_dim: int | None = None, kind: str = "gru", bidirectional: bool = True) -> None:
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int | None = None,
+        kind: str = "gru",
+        bidirectional: bool = True,
+        layers: int = 1,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         if kind not in _KINDS:
             raise ValueError(refusal("kind", repr(kind), f"one of {', '.join(_KINDS)}"))
         dim = width("dim", dim)
         hidden_dim = (dim + 1) // 2 if hidden_dim is None else width("hidden_dim", hidden_dim)
-        self.network = _KINDS[kind](dim, hidden_dim, batch_first=True, bidirectional=bidirectional)
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0.0 <= dropout <= 1.0:
+            raise ValueError(refusal("dropout", repr(dropout), "a probability, from 0 to 1"))
+        self.network = _KINDS[kind](
+            dim,
+            hidden_dim,
+            width("layers", layers),
+            batch_first=True,
+            bidirectional=bidirectional,
+            # A single layer gives to no next one.
+            dropout=float(dropout) if layers > 1 else 0.0,
+        )
         self.out_dim = 2 * hidden_dim if bidirectional else hidden_dim
 
     def forward(

@@ -188,14 +188,16 @@ def masked_inputs(
     inputs: Mapping[str, Tensor], masks: Sequence[Tensor | None] | None, widths: Sequence[int] | None = None
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Inputs with zeros where their masks are False, and the masks, one for each input, shaped like its tokens."""
-    given: Any = [None] * len(inputs) if masks is None else masks
-    if not isinstance(given, list | tuple) or len(given) != len(inputs):
-        got = f"{len(given)} masks" if isinstance(given, list | tuple) else type(given).__name__
+    nothing = [None] * len(inputs)
+    if masks is not None and (not isinstance(masks, list | tuple) or len(masks) != len(inputs)):
+        got = f"{len(masks)} masks" if isinstance(masks, list | tuple) else type(masks).__name__
         raise ValueError(refusal("masks", got, f"one mask, or None, for each of {', '.join(inputs)}"))
-    expected = [None] * len(inputs) if widths is None else widths
-    each = zip(inputs.items(), given, expected, strict=True)
-    pairs = [masked_input(x, mask, name, width) for (name, x), mask, width in each]
-    return [x for x, _ in pairs], [mask for _, mask in pairs]
+    filled, known = [], []
+    for (name, x), mask, width in zip(inputs.items(), masks or nothing, widths or nothing, strict=True):
+        x, mask = masked_input(x, mask, name, width)
+        filled.append(x)
+        known.append(mask)
+    return filled, known
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:

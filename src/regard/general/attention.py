@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +17,12 @@ from regard.general.masks import Bound, Mask, Sizes, as_mask, broadcasts
 from regard.general.scores import Score
 from regard.ops import hooks
 from regard.ops.call import Bias, Call
-from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execute
+from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execute, is_free
 from regard.ops.fill import kept_rows
-from regard.ops.forms import common_shape
+from regard.ops.folds import tempered
+from regard.ops.forms import WIDE, common_shape, product
+from regard.ops.parallel.ranks import shard_of
+from regard.ops.parallel.sharded import sharded, with_columns
 from regard.ops.random import draw_seed
 
 _PAPER = "Brauwers & Frasincar, A General Survey on Attention Mechanisms in Deep Learning, TKDE 2023"
@@ -138,11 +142,41 @@ class Attention(nn.Module):
         Returns:
             Contexts (..., Nq, d_v), or (..., d_v) for a single query.
         """
+        if mask is None and bias is None and start == 0 and not hooks.interventions and not hooks.observers:
+            context = self._at_once(query, key, value)
+            if context is not None:
+                return context
         call = self.call(query, key, value, mask=mask, bias=bias, start=start)
         call = hooks.changed(self, call)
         context = execute(call, self.impl)
         hooks.seen(self, call)
         return context.squeeze(-2) if call.single else context
+
+    def _at_once(self, query: Tensor | None, key: Tensor, value: Tensor | None) -> Tensor | None:
+        """The equation itself for one query, where there is nothing to decide; None elsewhere.
+
+        What surrounds the products of such a call would otherwise cost a fifth of them. It is what `execute` runs for it: no
+        library call has activated scores, and a single row needs no panels.
+        """
+        score, align = self._children()
+        if not score.is_activated or score.features is not None or not is_free(self.impl):
+            return None
+        if self.key_map is not None or self.value_map is not None or (self.training and self.dropout > 0.0):
+            return None
+        temperature = align.temperature_of_softmax
+        if temperature is None or not isinstance(key, Tensor) or not key.is_cpu or key.dtype not in WIDE:
+            return None
+        if (isinstance(query, Tensor) and query.dim() == key.dim()) or torch.is_autocast_enabled("cpu"):
+            return None
+        query, value, _, _ = _check_inputs(score, query, key, value)
+        score.check_widths(query, key)
+        form = score.reduce(query, key)
+        return product(tempered(form.scores(range(1)), temperature).softmax(-1), value).squeeze(-2)
+
+    def _children(self) -> tuple[Score, Alignment]:
+        """Score and alignment: a module looks its children up by name in Python, at the price of a small product."""
+        children = self._modules
+        return children["score"], children["align"]  # type: ignore[return-value]
 
     def call(
         self,
@@ -155,38 +189,36 @@ class Attention(nn.Module):
         start: int = 0,
     ) -> Call:
         """Everything that decides the result, before anything is executed."""
-        score, align = self.score, self.align
-        if isinstance(start, bool) or not isinstance(start, int | torch.SymInt) or abs(start) >= 1 << 62:
-            raise TypeError(refusal("start", repr(start), "a position, a whole number"))
-        query, value, single = _check_inputs(score, query, key, value)
-        lead = _lead(query, key, value, score)
+        score, align = self._children()
+        if type(start) is not int or start != 0:
+            _check_start(start)
+        query, value, lead, single = _check_inputs(score, query, key, value)
+        nq, n = 1 if query is None else query.shape[-2], key.shape[-2]
+        shard = shard_of(nq, n, tuple(lead))
         bound = None
         if mask is not None or bias is not None:
-            sizes = Sizes(lead, 1 if query is None else query.shape[-2], key.shape[-2])
+            sizes = Sizes(tuple(lead), nq, n)
             bound = _bind(mask, sizes, single, key.device)
-            bias = _check_bias(bias, sizes, single, key.device)
+            if shard is not None:
+                bias, sizes = with_columns(bias, shard, single), replace(sizes, n=shard.n)
+            bias = _check_bias(bias, sizes, single and shard is None, key.device)
             query, key, value = _without_unread(bound, query, key, value)
-        mapped = key if self.key_map is None else self.key_map(key)
-        value = value if self.value_map is None else self.value_map(value)
         if self.key_map is not None or self.value_map is not None:
-            # A map writes its bias into what nobody may read.
-            keys = None if bound is None else bound.keys(key.device)
-            if keys is not None:
-                mapped, value = kept_rows(mapped, keys), kept_rows(value, keys)
-        score.check_widths(query, mapped)
+            key, value = self._mapped(key, value, bound)
+        score.check_widths(query, key)
         if score.features is not None and value.shape[-1] != score.features:
             fix = "A multi-dimensional score has one weight for each feature of the value."
             raise ValueError(refusal("value", f"width {value.shape[-1]}", f"features={score.features}", fix))
-        if autocasting(value.device) and value.dtype == torch.float32:
+        if value.dtype == torch.float32 and autocasting(value.device):
             value = value.to(torch.get_autocast_dtype(value.device.type))
         dropout = self.dropout if self.training else 0.0
         random = dropout > 0.0 or align.needs_seed(self.training)
         call = Call(
-            form=score.reduce(query, mapped),
+            form=score.reduce(query, key),
             value=value,
             align=align,
             query=query,
-            key=mapped,
+            key=key,
             mask=bound,
             bias=bias,
             dropout=dropout,
@@ -195,8 +227,17 @@ class Attention(nn.Module):
             seed=draw_seed(value.device) if random else None,
             single=single,
         )
+        call = call if shard is None else sharded(call, shard)
         prepared = align.prepare(call)
         return call.with_(prepared=prepared) if prepared else call
+
+    def _mapped(self, key: Tensor, value: Tensor, bound: Bound | None) -> tuple[Tensor, Tensor]:
+        """Keys and values as they are compared and read."""
+        mapped = key if self.key_map is None else self.key_map(key)
+        value = value if self.value_map is None else self.value_map(value)
+        # A map writes its bias into what nobody may read.
+        keys = None if bound is None else bound.keys(key.device)
+        return kept_rows(mapped, keys), kept_rows(value, keys)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, impl={self.impl!r}"
@@ -271,10 +312,61 @@ def _arguments() -> set[str]:
     return names
 
 
+def _check_start(start: Any) -> None:
+    if isinstance(start, bool) or not isinstance(start, int | torch.SymInt) or abs(start) >= 1 << 62:
+        raise TypeError(refusal("start", repr(start), "a position, a whole number"))
+
+
 def _check_inputs(
     score: Score, query: Tensor | None, key: Tensor, value: Tensor | None
-) -> tuple[Tensor | None, Tensor, bool]:
-    """The query with its axis, the value, and whether there was a single query; or a refusal."""
+) -> tuple[Tensor | None, Tensor, tuple[int, ...], bool]:
+    """The query with its axis, the value, the leading axes, and whether there was a single query; or a refusal."""
+    # Its own first: walking the modules costs as much as a small product.
+    parameter = next(iter(score._parameters.values()), None)
+    if parameter is None and score._modules:
+        parameter = next(score.parameters(), None)
+    alike = isinstance(key, Tensor) and key.dtype.is_floating_point
+    if alike:
+        dtype, device = key.dtype, key.device
+        for x in (query, value, parameter):
+            if x is not None and not (isinstance(x, Tensor) and x.dtype == dtype and x.device == device):
+                alike = False
+    if not alike:
+        _check_kinds(query, key, value, parameter)
+    value = key if value is None else value
+    shape: tuple[int, ...] = key.shape
+    axes, lead = len(shape), shape[:-2]
+    if axes < 2 or shape[-1] == 0:
+        expected = "at least two axes, (..., N, d_k)" if axes < 2 else "at least one feature, (..., N, d_k)"
+        raise ValueError(refusal("key", f"shape {tuple(shape)}", expected))
+    if value is not key and (value.dim() < 2 or value.shape[-2] != shape[-2]):
+        raise ValueError(
+            refusal("value", f"shape {tuple(value.shape)}", f"as many rows as the key: (..., {shape[-2]}, d_v)")
+        )
+    if query is None:
+        if score.needs_query:
+            raise ValueError(refusal("query", None, f"a tensor: {type(score).__name__} compares queries with keys"))
+        single, of_query = True, lead
+    else:
+        given: tuple[int, ...] = query.shape
+        single = len(given) != axes
+        if single and len(given) != 1 and len(given) != axes - 1:
+            raise ValueError(
+                refusal(
+                    "query",
+                    f"shape {tuple(given)} beside a key of shape {tuple(shape)}",
+                    "as many axes as the key (many queries), one fewer, or one (a single query)",
+                )
+            )
+        query = query.unsqueeze(-2) if single else query
+        of_query = given[:-1] if single else given[:-2]
+    if value is not key or of_query != lead or score.head_shape:
+        lead = _common_lead(of_query, lead, value.shape[:-2], score.head_shape)
+    return query, value, lead, single
+
+
+def _check_kinds(query: Tensor | None, key: Tensor, value: Tensor | None, parameter: Tensor | None) -> None:
+    """Refuse what is no floating-point tensor, or of another dtype or device; under autocast dtypes may differ."""
     for name, x in (("key", key), ("query", query), ("value", value)):
         if name != "key" and (x is None or x is key):
             continue
@@ -286,53 +378,24 @@ def _check_inputs(
             raise ValueError(refusal(name, f"a tensor on {x.device}", f"the device of the key, {key.device}"))
         if x.dtype != key.dtype and not autocasting(key.device):
             raise TypeError(refusal(name, f"a tensor of {x.dtype}", f"the dtype of the key, {key.dtype}"))
-    if key.dim() < 2 or key.shape[-1] == 0:
-        expected = "at least two axes, (..., N, d_k)" if key.dim() < 2 else "at least one feature, (..., N, d_k)"
-        raise ValueError(refusal("key", f"shape {tuple(key.shape)}", expected))
-    value = key if value is None else value
-    if value.dim() < 2 or value.shape[-2] != key.shape[-2]:
-        raise ValueError(
-            refusal("value", f"shape {tuple(value.shape)}", f"as many rows as the key: (..., {key.shape[-2]}, d_v)")
-        )
-    # Its own first: walking the modules costs as much as a small product.
-    parameter = next(iter(score._parameters.values()), None)
-    parameter = next(score.parameters(), None) if parameter is None else parameter
-    if parameter is not None:
-        if parameter.device != key.device:
-            fix = f"Fix: module.to({str(key.device)!r})."
-            raise ValueError(
-                refusal("key", f"a tensor on {key.device}", f"the module's device, {parameter.device}", fix)
-            )
-        if parameter.dtype != key.dtype and not autocasting(key.device):
-            fix = "Fix: convert the module or the inputs, or use torch.autocast."
-            raise TypeError(refusal("key", f"a tensor of {key.dtype}", f"the module's dtype, {parameter.dtype}", fix))
-    if query is None:
-        if score.needs_query:
-            raise ValueError(refusal("query", None, f"a tensor: {type(score).__name__} compares queries with keys"))
-        return None, value, True
-    if query.dim() == key.dim():
-        return query, value, False
-    if query.dim() == 1 or query.dim() == key.dim() - 1:
-        return query.unsqueeze(-2), value, True
-    raise ValueError(
-        refusal(
-            "query",
-            f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}",
-            "as many axes as the key (many queries), one fewer, or one (a single query)",
-        )
-    )
+    if parameter is None:
+        return
+    if parameter.device != key.device:
+        fix = f"Fix: module.to({str(key.device)!r})."
+        raise ValueError(refusal("key", f"a tensor on {key.device}", f"the module's device, {parameter.device}", fix))
+    if parameter.dtype != key.dtype and not autocasting(key.device):
+        fix = "Fix: convert the module or the inputs, or use torch.autocast."
+        raise TypeError(refusal("key", f"a tensor of {key.dtype}", f"the module's dtype, {parameter.dtype}", fix))
 
 
-def _lead(query: Tensor | None, key: Tensor, value: Tensor, score: Score) -> tuple[int, ...]:
-    """The leading axes of the result."""
-    if key is value and not score.head_shape and (query is None or query.shape[:-2] == key.shape[:-2]):
-        return tuple(key.shape[:-2])
-    shapes = [key.shape[:-2], value.shape[:-2], *([] if query is None else [query.shape[:-2]])]
-    heads = score.head_shape
+def _common_lead(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], heads: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The leading axes of the result, to which all others broadcast."""
     try:
-        lead = common_shape(*shapes)
+        lead = common_shape(key, value, query)
     except RuntimeError:
-        got = ", ".join(str(tuple(shape)) for shape in shapes)
+        got = ", ".join(str(tuple(shape)) for shape in (key, value, query))
         raise ValueError(
             refusal("key, value and query", f"leading axes {got}", "axes that broadcast together")
         ) from None
@@ -355,6 +418,8 @@ def _bind(mask: Tensor | Mask | None, sizes: Sizes, single: bool, device: torch.
         mask = mask.unsqueeze(-2)
     mask = as_mask(mask)
     bound = mask.bind(sizes)
+    if bound.is_filled:
+        return bound
     probe = bound.tile(range(0), range(0), device)
     if probe.device != device:
         raise ValueError(refusal("mask", f"a mask on {probe.device}", f"the device of the key, {device}"))
@@ -373,11 +438,7 @@ def _check_bias(bias: Bias | None, sizes: Sizes, single: bool, device: torch.dev
     shown = tuple(bias.shape)
     bias = bias.unsqueeze(-2) if single and bias.dim() else bias
     whole = (*sizes.lead, sizes.nq, sizes.n)
-    try:
-        fits = torch.broadcast_shapes(bias.shape, whole) == whole
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcasts(tuple(bias.shape), whole):
         expected = (*whole[:-2], whole[-1]) if single else whole
         raise ValueError(refusal("bias", f"shape {shown}", f"a shape that broadcasts to {expected}"))
     return bias if bias.dim() > 1 else bias.reshape(1, -1)

@@ -13,8 +13,9 @@ may attend something (`rows`): what nobody may read is zero-filled before anythi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.ops.banded import Reach
+from regard.ops.parallel.ranks import Shard, current
 
 _SCAN_ELEMENTS = 1 << 22
 _FARTHEST = 1 << 53
@@ -29,11 +31,12 @@ _FARTHEST = 1 << 53
 
 @dataclass(frozen=True)
 class Sizes:
-    """The axes of a call: leading, queries, keys."""
+    """The axes of a call: leading, queries, keys; of all ranks together, with the slice of this one, where `shard` is given."""
 
     lead: tuple[int, ...]
     nq: int
     n: int
+    shard: Shard | None = None
 
 
 class Mask:
@@ -62,7 +65,15 @@ class Mask:
         return NotImplemented
 
     def bind(self, sizes: Sizes) -> Bound:
-        """The mask for a call of these sizes."""
+        """The mask for a call of these sizes; where ranks share the call, for this rank's part of it."""
+        if current() is None or sizes.shard is not None:
+            return self._bind(sizes)
+        from regard.general.shards import bound_over_ranks
+
+        return bound_over_ranks(self, sizes)
+
+    def _bind(self, sizes: Sizes) -> Bound:
+        """The same for a whole call."""
         raise NotImplementedError
 
 
@@ -72,10 +83,16 @@ class Bound:
     sizes: Sizes
     is_plain_causal = False
     is_filled = False  # whether whoever made it has already zeroed what nobody may read
+    is_cleared = False  # whether whoever made it zeroes the results of queries that may attend nothing
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.sizes.nq, self.sizes.n)
+
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What executions have made of the mask, for all calls that share it: the layers of a stack."""
+        return {}
 
     @property
     def reach(self) -> Reach | None:
@@ -85,6 +102,20 @@ class Bound:
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         """Booleans that broadcast to (..., len(i), len(j))."""
         raise NotImplementedError
+
+    @property
+    def scans(self) -> bool:
+        """Whether `keys` and `rows` look at every pair."""
+        return type(self).keys is Bound.keys
+
+    def meets(self, i: range, j: range) -> bool:
+        """Whether any of these queries may attend any of these keys; False only where that is sure without looking."""
+        return True
+
+    def part(self, i: range, j: range) -> Bound:
+        """Some queries of this rank beside some keys of all ranks."""
+        got = f"{type(self).__name__.strip('_')}, a mask of what one rank holds"
+        raise TypeError(refusal("mask", got, "inside parallel.context, one that knows the places of all ranks"))
 
     def also(self, other: Bound) -> Bound:
         """Allowed by both."""
@@ -98,18 +129,28 @@ class Bound:
         """Which queries may attend at least one key, (..., Nq); None for all."""
         return self._scan(device)[0]
 
+    def ends(self, device: torch.device) -> Tensor:
+        """One more than the last key that each query may attend, (..., Nq); zero where there is none."""
+        place = torch.arange(1, self.sizes.n + 1, device=device)
+        last = [torch.where(tile, place, 0).amax(-1) for tile in self._panels(device) if self.sizes.n]
+        return torch.cat(last, -1) if last else torch.zeros(self.sizes.nq, dtype=torch.int64, device=device)
+
     def _scan(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Look at every pair, some rows at a time."""
-        nq, n = self.sizes.nq, self.sizes.n
-        step = max(1, _SCAN_ELEMENTS // max(1, math.prod(self.shape[:-2]) * n))
-        rows, keys = [], torch.zeros(n, dtype=torch.bool, device=device)
-        for i in range(0, nq, step):
-            part = range(i, min(i + step, nq))
-            tile = self.tile(part, range(n), device)
-            tile = tile.expand(*tile.shape[:-2], len(part), n)
+        rows, keys = [], torch.zeros(self.sizes.n, dtype=torch.bool, device=device)
+        for tile in self._panels(device):
             rows.append(tile.any(-1))
             keys = keys | tile.any(-2)
         return (torch.cat(rows, -1) if rows else torch.zeros(0, dtype=torch.bool, device=device)), keys
+
+    def _panels(self, device: torch.device) -> Iterator[Tensor]:
+        """Booleans (..., some rows, N), until there are no more."""
+        nq, n = self.sizes.nq, self.sizes.n
+        step = max(1, _SCAN_ELEMENTS // max(1, math.prod(self.shape[:-2]) * n))
+        for i in range(0, nq, step):
+            part = range(i, min(i + step, nq))
+            tile = self.tile(part, range(n), device)
+            yield tile.expand(*tile.shape[:-2], len(part), n)
 
 
 def as_mask(mask: Mask | Tensor) -> Mask:
@@ -161,7 +202,7 @@ class Pairs(Mask):
         other = as_mask(other)
         return Pairs(self.allowed & other.allowed) if isinstance(other, Pairs) else And(self, other)
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def _bind(self, sizes: Sizes) -> Bound:
         shape, whole = tuple(self.allowed.shape), (*sizes.lead, sizes.nq, sizes.n)
         if not broadcasts(shape, whole):
             fix = ""
@@ -220,7 +261,7 @@ class Keys(Mask):
     def __repr__(self) -> str:
         return f"Keys{tuple(self.allowed.shape)}"
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def _bind(self, sizes: Sizes) -> Bound:
         lead, n = tuple(self.allowed.shape[:-1]), self.allowed.shape[-1]
         if n not in (1, sizes.n) or len(lead) > len(sizes.lead) or not broadcasts(lead, sizes.lead[: len(lead)]):
             whole = (*sizes.lead, sizes.n)
@@ -248,6 +289,12 @@ class _BoundKeys(Bound):
         alive = self.allowed.any(-1, keepdim=True)
         return alive.expand(*alive.shape[:-1], self.sizes.nq)
 
+    def ends(self, device: torch.device) -> Tensor:
+        if not self.sizes.n:
+            return super().ends(device)
+        last = torch.where(self.allowed, torch.arange(1, self.sizes.n + 1, device=device), 0).amax(-1, keepdim=True)
+        return last.expand(*last.shape[:-1], self.sizes.nq)
+
 
 class Padding(Mask):
     """The first `lengths` keys of each sequence, for sequences padded on the right.
@@ -272,7 +319,7 @@ class Padding(Mask):
     def __repr__(self) -> str:
         return f"Padding(lengths={self.lengths.tolist()})"
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def _bind(self, sizes: Sizes) -> Bound:
         axes = tuple(self.lengths.shape)
         if len(axes) > len(sizes.lead) or not broadcasts(axes, sizes.lead[: len(axes)]):
             expected = f"the first leading axes of the call, {sizes.lead}: one length for each sequence"
@@ -313,7 +360,7 @@ class Band(Mask):
     def __repr__(self) -> str:
         return f"Band(low={self.low}, high={self.high})"
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def _bind(self, sizes: Sizes) -> Bound:
         return _BoundBand(self.low, self.high, sizes)
 
 
@@ -340,6 +387,12 @@ class _BoundBand(Bound):
         distance = _range(j, device) - (_range(i, device)[:, None] + self.offset)
         return (distance >= self.low) & (distance <= self.high)
 
+    def meets(self, i: range, j: range) -> bool:
+        if not i or not j:
+            return False
+        nearest, farthest = j[0] - i[-1] - self.offset, j[-1] - i[0] - self.offset
+        return farthest >= self.low and nearest <= self.high
+
     def keys(self, device: torch.device) -> Tensor:
         j = torch.arange(self.sizes.n, device=device)
         first = (j - self.high).clamp(min=self.offset)
@@ -349,6 +402,10 @@ class _BoundBand(Bound):
     def rows(self, device: torch.device) -> Tensor:
         i = torch.arange(self.sizes.nq, device=device) + self.offset
         return (i + self.low).clamp(min=0) <= (i + self.high).clamp(max=self.sizes.n - 1)
+
+    def ends(self, device: torch.device) -> Tensor:
+        i = torch.arange(self.sizes.nq, device=device) + self.offset
+        return torch.where(self.rows(device), (i + self.high + 1).clamp(max=self.sizes.n).long(), 0)
 
 
 class Causal(Band):
@@ -419,7 +476,7 @@ class Where(Mask):
     def __repr__(self) -> str:
         return f"Where({getattr(self.function, '__name__', self.function)})"
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def _bind(self, sizes: Sizes) -> Bound:
         return _BoundWhere(self.function, sizes)
 
 
@@ -454,7 +511,7 @@ class And(Mask):
     def __repr__(self) -> str:
         return f"{self.left!r} & {self.right!r}"
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def _bind(self, sizes: Sizes) -> Bound:
         return _both(self.left.bind(sizes), self.right.bind(sizes), sizes)
 
 
@@ -485,6 +542,13 @@ class _BoundBoth(Bound):
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self.left.tile(i, j, device) & self.right.tile(i, j, device)
 
+    @property
+    def scans(self) -> bool:
+        return None in self._band_and_keys()
+
+    def meets(self, i: range, j: range) -> bool:
+        return self.left.meets(i, j) and self.right.meets(i, j)
+
     def keys(self, device: torch.device) -> Tensor | None:
         band, keys = self._band_and_keys()
         if band is None or keys is None:
@@ -503,6 +567,17 @@ class _BoundBoth(Bound):
         end = (i + band.high + 1).clamp(0, self.sizes.n).long()
         return (before[..., end] > before[..., first]) & (end > first)
 
+    def ends(self, device: torch.device) -> Tensor:
+        band, keys = self._band_and_keys()
+        if band is None or keys is None or not self.sizes.n:
+            return super().ends(device)
+        place = torch.arange(1, self.sizes.n + 1, device=device)
+        # The last allowed key up to each position: that of a query is the one up to where its band ends.
+        last = torch.where(keys.allowed, place, 0).cummax(-1).values[..., (band.ends(device) - 1).clamp(min=0)]
+        rows = self.rows(device)
+        assert rows is not None
+        return torch.where(rows, last, 0)
+
     def _band_and_keys(self) -> tuple[_BoundBand | None, _BoundKeys | None]:
         pair = (self.left, self.right)
         band = next((part for part in pair if isinstance(part, _BoundBand)), None)
@@ -519,7 +594,7 @@ class Or(Mask):
     def __repr__(self) -> str:
         return f"({self.left!r} | {self.right!r})"
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def _bind(self, sizes: Sizes) -> Bound:
         return _BoundEither(self.left.bind(sizes), self.right.bind(sizes), sizes)
 
 
@@ -535,6 +610,13 @@ class _BoundEither(Bound):
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self.left.tile(i, j, device) | self.right.tile(i, j, device)
+
+    @property
+    def scans(self) -> bool:
+        return self.left.scans or self.right.scans
+
+    def meets(self, i: range, j: range) -> bool:
+        return self.left.meets(i, j) or self.right.meets(i, j)
 
     def keys(self, device: torch.device) -> Tensor | None:
         return _either(self.left.keys(device), self.right.keys(device))

@@ -46,14 +46,22 @@ class On(nn.Module):
 
 @dataclass(frozen=True)
 class Available:
-    """What modules may ask for: features with masks, and values without."""
+    """What modules may ask for: features with masks, and values without.
+
+    `reads` names the inputs whose tokens the contexts of an attention stand for, one context each; None where that is not known.
+    """
 
     inputs: Mapping[str, Tensor]
     masks: Mapping[str, Tensor]
     values: Mapping[str, Any]
+    reads: tuple[str, ...] | None = None
 
     def arguments(self, module: nn.Module, role: str) -> dict[str, Any]:
         """The arguments of a call; an argument that has no default and is not at hand is an error."""
+        return self.matched(module, role)[0]
+
+    def matched(self, module: nn.Module, role: str) -> tuple[dict[str, Any], list[str]]:
+        """The arguments of a call, and the names of the inputs among them."""
         names = module.names if isinstance(module, On) else {}
         inner = module.module if isinstance(module, On) else module
         found: dict[str, Any] = {}
@@ -81,7 +89,7 @@ class Available:
             found["mask"] = Keys(mask) if pairs and mask is not None else mask
         if "masks" in parameters:
             found["masks"] = tuple(self.masks.get(source) for source in given)
-        return found
+        return found, given
 
     def _only(self, name: str) -> str:
         """The only input, under whatever name."""

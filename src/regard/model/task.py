@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.model.batch import Batch
+from regard.model.features import mask_after
 from regard.model.naming import Available
 from regard.model.outputs import Output
 
@@ -61,9 +63,13 @@ class TaskModel(nn.Module):
         if self.output.stepwise:
             result: Tensor = self.output(self.reader(found), found, batch)
             return result
-        query = None if self.query is None else self.query(**found.arguments(self.query, "query"))
-        context = self.read(found, query)
-        result = self.output(context, found)
+        if self.query is None:
+            context, asking = self._read(found, None)
+        else:
+            arguments, asking = found.matched(self.query, "query")
+            context = self.read(found, self.query(**arguments))
+        # A context for each token of an input stands for that of the input which asked.
+        result = self.output(context, replace(found, reads=tuple(asking[:1])))
         return result
 
     def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
@@ -79,16 +85,21 @@ class TaskModel(nn.Module):
             module = self.features[name] if self.by_name else self.features  # type: ignore[index]
             mask = batch.masks.get(name)
             features[name] = module(x, mask)
-            if mask is not None and hasattr(module, "mask_after"):
-                masks[name] = module.mask_after(mask)
+            after = mask_after(module, mask)
+            if after is not None:
+                masks[name] = after
         return Available(features, masks, batch.variables)
 
     def read(self, found: Available, query: Tensor | None, **more: Any) -> Tensor:
         """Call the attention with a query."""
+        return self._read(found, query, **more)[0]
+
+    def _read(self, found: Available, query: Tensor | None, **more: Any) -> tuple[Tensor, list[str]]:
+        """What the attention gives, and the names of the inputs that it was given."""
         values = {**found.values, **more, "query": query}
-        available = Available(found.inputs, found.masks, values)
-        context: Tensor = self.attention(**available.arguments(self.attention, "attention"))
-        return context
+        arguments, given = replace(found, values=values).matched(self.attention, "attention")
+        context: Tensor = self.attention(**arguments)
+        return context, given
 
     def reader(self, found: Available) -> Any:
         """A function from a decoder's state, and the position of its first step, to what the attention reads."""

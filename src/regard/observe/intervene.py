@@ -31,6 +31,12 @@ class Replaced(Alignment):
     def __init__(self, original: Align) -> None:
         super().__init__()
         self.original = original
+        self.of_queries = tuple(getattr(original, "of_queries", ()))
+        self.of_keys = tuple(getattr(original, "of_keys", ()))
+
+    @property
+    def splits(self) -> bool:
+        return bool(getattr(self.original, "splits", False))
 
     def prepare(self, call: Call) -> Mapping[str, Any]:
         return self.original.prepare(call)
@@ -53,6 +59,11 @@ class Shuffling(Replaced):
     def __init__(self, original: Align, seed: Tensor) -> None:
         super().__init__(original)
         self.seed = seed
+
+    @property
+    def splits(self) -> bool:
+        # Numbers are drawn by the places of one rank.
+        return False
 
     def noise(self, scores: Tensor, tile: Tile) -> Tensor:
         """A number in (0, 1) for each weight."""

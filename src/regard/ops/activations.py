@@ -53,7 +53,7 @@ def _tanh(scale: float) -> Activation:
     spec = "tanh" if scale == 1.0 else f"tanh:{scale!r}"
     return Activation(
         spec,
-        lambda z: scale * torch.tanh(z / scale) if scale != 1.0 else torch.tanh(z),
+        torch.tanh if scale == 1.0 else lambda z: scale * torch.tanh(z / scale),
         lambda z: 1 - torch.tanh(z / scale) ** 2,
         Logistic(scale, -2 * scale, 2 / scale),
     )

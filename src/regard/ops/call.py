@@ -86,10 +86,18 @@ class Call:
     seed: Tensor | None = None  # drawn only when something is random
     prepared: Mapping[str, Any] = field(default_factory=dict)
     single: bool = False  # the caller gave one query without its axis
+    first_query: int = 0  # places of the first query and key among those of all ranks, where ranks share them
+    first_key: int = 0
 
     def with_(self, **changes: Any) -> Call:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+    def seen(self) -> Call:
+        """The call as observers see it: complete rows, and zeros where a query may attend nothing."""
+        if not getattr(self.mask, "is_cleared", False):
+            return self
+        return self.with_(mask=replace(self.mask, is_cleared=False))  # type: ignore[type-var]
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -109,6 +117,11 @@ class Call:
         return self.value.device
 
     @property
+    def all_keys(self) -> int:
+        """Keys of all ranks, where ranks share them."""
+        return self.n
+
+    @property
     def pairs(self) -> int:
         """Scores of one leading index, as many as are computed."""
         return self.nq * self.n
@@ -124,7 +137,8 @@ class Call:
 
     def tile(self, i: range | None = None, j: range | None = None) -> Tile:
         """The part of the call for some queries and keys; all of them by default."""
-        return Tile(self, range(self.nq) if i is None else i, range(self.n) if j is None else j)
+        nq, n = self.form.sizes
+        return Tile(self, range(nq) if i is None else i, range(n) if j is None else j)
 
     def scores(self, i: range | None = None, *, tiled: bool = False) -> Tensor:
         """Scores (..., [F], len(i), N) of complete rows, bias included, mask not applied."""
@@ -139,7 +153,8 @@ class Call:
     def weights(self, i: range | None = None, *, tiled: bool = False) -> Tensor:
         """Weights (..., [F], len(i), N) of complete rows, before dropout."""
         tile = self.tile(i)
-        return self.align.weights(self.scores(tile.i, tiled=tiled), tile.mask(), tile)
+        mask = None if self.mask is None else tile.mask()
+        return self.align.weights(self.scores(tile.i, tiled=tiled), mask, tile)
 
     def read(self, weights: Tensor, i: range | None = None, *, drop: bool = True) -> Tensor:
         """Sum the values by these weights of the queries i: (..., len(i), d_v) in the dtype of the values."""
@@ -195,10 +210,10 @@ class Tile:
         return self.over_features(wide(found))
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """Indices i (len(i), 1) and j (1, len(j))."""
-        device = self.call.device
+        """Indices i (len(i), 1), from the first query of the call, and j (1, len(j)), from the first key of all."""
+        device, first = self.call.device, self.call.first_key
         i = torch.arange(self.i.start, self.i.stop, device=device)[:, None]
-        j = torch.arange(self.j.start, self.j.stop, device=device)[None, :]
+        j = torch.arange(first + self.j.start, first + self.j.stop, device=device)[None, :]
         return i, j
 
     def over_features(self, x: Tensor) -> Tensor:
@@ -222,7 +237,9 @@ class Tile:
         call = self.call
         if call.seed is None:
             raise RuntimeError("this call has no seed, but its alignment is random: prepare() must ask for one")
-        return uniform(call.seed, call.lead, call.form.features, self.i, self.j, purpose)
+        i = range(call.first_query + self.i.start, call.first_query + self.i.stop)
+        j = range(call.first_key + self.j.start, call.first_key + self.j.stop)
+        return uniform(call.seed, call.lead, call.form.features, i, j, purpose)
 
     def keep(self, dtype: torch.dtype) -> Tensor:
         """Dropout factors of the tile: 0 or 1 / (1 - p)."""

@@ -19,6 +19,9 @@ from regard.ops.edges import EdgeCall
 from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_worthwhile
 from regard.ops.hashed import HashedCall
+from regard.ops.parallel.ranks import current, refuse
+from regard.ops.parallel.ring import ring, why_not_ring
+from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
 
 IMPLS = ("auto", "dense", "blockwise", "fused")
 
@@ -83,6 +86,30 @@ def choose(call: Call, impl: str) -> Dispatch:
     """Decide without running."""
     if _overrides:
         impl = _overrides[-1].impl
+    if isinstance(call, ShardedCall):
+        return _across_ranks(call, impl)
+    refuse(f"a {type(call).__name__}", "an attention along edges, by hashes, or of another library is not")
+    return _alone(call, impl)
+
+
+def _across_ranks(call: ShardedCall, impl: str) -> Dispatch:
+    ranks = call.shard.ranks
+    check_splits(call)
+    if ranks.exchange == "gather":
+        return Dispatch(
+            "parallel", f"the keys of {ranks.size} ranks are gathered, and each reads them with impl={impl!r}"
+        )
+    reason = why_not_ring(call)
+    if reason is not None:
+        fix = "Fix: parallel.context(mesh, exchange='gather'), which holds the keys of all ranks on each."
+        raise NotImplementedError(f"parallel.context: no ring here: {reason}. {fix}")
+    if impl in ("dense", "fused"):
+        fix = "Fix: use impl='auto' or 'blockwise', or parallel.context(mesh, exchange='gather')."
+        raise NotImplementedError(f"impl={impl!r} is not available here: keys that go round a ring are folded. {fix}")
+    return Dispatch("parallel", f"keys go round {ranks.size} ranks, each folds them into the states of its own queries")
+
+
+def _alone(call: Call, impl: str) -> Dispatch:
     if impl == "fused":
         reason = why_not_fused(call)
         if reason is not None:
@@ -98,7 +125,7 @@ def choose(call: Call, impl: str) -> Dispatch:
         if torch._C._are_functorch_transforms_active():
             return Dispatch("dense", "torch.func takes no hand-written gradient")
         return Dispatch("chunked", "tokens sorted by bucket: each chunk reads its neighbours")
-    if why_not_banded(call) is None and not torch.compiler.is_compiling():
+    if call.mask is not None and why_not_banded(call) is None and not torch.compiler.is_compiling():
         return Dispatch(
             "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
         )
@@ -136,6 +163,11 @@ def rows_of_panel(call: Call) -> int:
     return panel_rows(call) if asked is None else asked
 
 
+def is_free(impl: str) -> bool:
+    """Whether nobody chose an execution, and no ranks share the keys."""
+    return impl == "auto" and not _overrides and current() is None
+
+
 def wants_dense() -> bool:
     """Whether everything inside is to be dense, with derivatives of every order."""
     return bool(_overrides) and _overrides[-1].impl == "dense"
@@ -143,18 +175,20 @@ def wants_dense() -> bool:
 
 def autocasting(device: torch.device) -> bool:
     """Whether autocast is on for a device; meta knows none, and asking it is an error."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+    kind = device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def execute(call: Call, impl: str) -> Tensor:
     """Run a call: (..., Nq, d_v) in the dtype of its values."""
     path = choose(call, impl).path
     if not autocasting(call.device):
-        context = _run(call, path)
+        context = _shared(call, impl) if isinstance(call, ShardedCall) else _run(call, path)
         return context if context.dtype == call.value.dtype else context.to(call.value.dtype)
     # The operands already have autocast's dtype; what is computed from them here must stay wide.
     with torch.autocast(call.device.type, enabled=False):
-        return _run(call, path).to(call.value.dtype)
+        context = _shared(call, impl) if isinstance(call, ShardedCall) else _run(call, path)
+        return context.to(call.value.dtype)
 
 
 def _run(call: Call, path: str) -> Tensor:
@@ -163,7 +197,7 @@ def _run(call: Call, path: str) -> Tensor:
     if path == "fused":
         return fused(call)
     if path == "banded":
-        return banded(call, lambda part: _run(part, choose(part, "auto").path))
+        return banded(call, lambda part: _run(part, _alone(part, "auto").path))
     if path == "chunked" and isinstance(call, HashedCall):
         return call.chunked()
     if isinstance(call, EdgeCall) and call.why_not_segment() is None:
@@ -172,8 +206,16 @@ def _run(call: Call, path: str) -> Tensor:
     return blockwise(call, rows_of_panel(call))
 
 
+def _shared(call: ShardedCall, impl: str) -> Tensor:
+    if call.shard.ranks.exchange == "ring":
+        return ring(call, _overrides[-1].rows if _overrides else None)
+    call.shard.ranks.agree("attending", facts(call), {})
+    whole = call.whole()
+    return _run(whole, _alone(whole, _overrides[-1].impl if _overrides else impl).path)
+
+
 def _is_small(call: Call) -> bool:
-    if call.nq == 1:
+    if call.form.sizes[0] == 1:
         # The hidden layer of a single query is no larger than the projected keys.
         return True
     pairs = math.prod(call.lead) * call.pairs

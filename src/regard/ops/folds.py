@@ -6,6 +6,9 @@ $(m, l, o)$ with $m = \max_j s_j$, $l = \sum_j e^{s_j - m}$, $o = \sum_j e^{s_j 
 
 $$m = \max(m_1, m_2), \quad l = e^{m_1 - m} l_1 + e^{m_2 - m} l_2, \quad o = e^{m_1 - m} o_1 + e^{m_2 - m} o_2, \qquad c = o / l.$$
 
+Beside the maximum of the whole, which needs no gradient, the rest of a state is a sum over blocks. `share` is the summand of one block:
+its gradient is that of the sum, so a backward needs the whole state and one block at a time, in any order and on any rank.
+
 States are shaped (..., [F], rows, 1 or width), like the scores, and autograd differentiates through them.
 """
 
@@ -36,6 +39,10 @@ class Fold(Protocol):
         ...
 
     def merge(self, left: State, right: State) -> State: ...
+
+    def share(self, part: State, whole: State) -> State:
+        """What a part has given to the whole that it was merged into."""
+        ...
 
     def read(self, state: State) -> Tensor:
         """The context, shaped like the state."""
@@ -90,6 +97,7 @@ class SoftFold:
         m = _maximum(scores)
         weights = torch.exp(scores - _finite(m))
         gained = weights if self.gain is None else weights * self.gain(tile).to(weights.dtype)
+        gained = _dropped(gained, tile)
         values = _values(tile, weights.dtype)
         read = gained @ (values.detach() if self.detach_values else values)
         return self.merge(state, (m, weights.sum(-1, keepdim=True), read))
@@ -98,6 +106,10 @@ class SoftFold:
         m = torch.maximum(left[0], right[0])
         first, second = (torch.exp(part[0] - _finite(m)) for part in (left, right))
         return m, first * left[1] + second * right[1], first * left[2] + second * right[2]
+
+    def share(self, part: State, whole: State) -> State:
+        scale = torch.exp(part[0] - _finite(whole[0]))
+        return whole[0], scale * part[1], scale * part[2]
 
     def read(self, state: State) -> Tensor:
         _, mass, total = state
@@ -122,17 +134,20 @@ class BestFold:
         priority = priority if mask is None else torch.where(mask, priority, -math.inf)
         top = priority.amax(-1, keepdim=True)
         first = (priority == top).to(torch.uint8).argmax(-1, keepdim=True)
-        index = torch.where(top > -math.inf, first + tile.j.start, -1)
-        positions = torch.arange(tile.j.start, tile.j.stop, device=scores.device)
+        positions = tile.positions()[1]
+        index = torch.where(top > -math.inf, first + positions[0, 0], -1)
         hot = (positions == index).to(scores.dtype)
         hot = hot if self.gain is None else hot * self.gain(tile).to(hot.dtype)
-        return self.merge(state, (top, index, hot @ _values(tile, scores.dtype)))
+        return self.merge(state, (top, index, _dropped(hot, tile) @ _values(tile, scores.dtype)))
 
     def merge(self, left: State, right: State) -> State:
         wins = (right[0] > left[0]) | ((right[0] == left[0]) & (right[1] >= 0) & (right[1] < left[1]))
         wins = wins | ((left[1] < 0) & (right[1] >= 0))
         top, index, value = (torch.where(wins, b, a) for a, b in zip(left, right, strict=True))
         return top, index, value
+
+    def share(self, part: State, whole: State) -> State:
+        return whole[0], whole[1], torch.where(part[1] == whole[1], part[2], 0.0)
 
     def read(self, state: State) -> Tensor:
         return state[2]
@@ -153,6 +168,9 @@ class FallbackFold:
     def merge(self, left: State, right: State) -> State:
         return (*self.first.merge(left[:3], right[:3]), *self.other.merge(left[3:], right[3:]))
 
+    def share(self, part: State, whole: State) -> State:
+        return (*self.first.share(part[:3], whole[:3]), *self.other.share(part[3:], whole[3:]))
+
     def read(self, state: State) -> Tensor:
         return torch.where(state[1] > 0, self.first.read(state[:3]), self.other.read(state[3:]))
 
@@ -172,6 +190,9 @@ class StraightThroughFold:
     def merge(self, left: State, right: State) -> State:
         return (*self.value.merge(left[:3], right[:3]), *self.gradient.merge(left[3:], right[3:]))
 
+    def share(self, part: State, whole: State) -> State:
+        return (*self.value.share(part[:3], whole[:3]), *self.gradient.share(part[3:], whole[3:]))
+
     def read(self, state: State) -> Tensor:
         soft = self.gradient.read(state[3:])
         return self.value.read(state[:3]) + (soft - soft.detach())
@@ -186,6 +207,11 @@ def _empty(tile: Tile) -> tuple[Tensor, Tensor]:
     width = 1 if features else call.value.shape[-1]
     top = torch.full((*shape, 1), -math.inf, dtype=dtype, device=call.device)
     return top, torch.zeros(*shape, width, dtype=dtype, device=call.device)
+
+
+def _dropped(weights: Tensor, tile: Tile) -> Tensor:
+    """Weights after dropout; the mass that a softmax divides by is that before it."""
+    return weights if tile.call.dropout == 0.0 else weights * tile.keep(weights.dtype)
 
 
 def _values(tile: Tile, dtype: torch.dtype) -> Tensor:

@@ -17,15 +17,19 @@ from torch import Tensor
 from regard.ops.activations import Activation
 from regard.ops.additive import additive_scores
 
+WIDE = (torch.float32, torch.float64)
+
 
 def wide(x: Tensor) -> Tensor:
     """At least float32: scores and softmax statistics are never kept in half precision."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in WIDE else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def product(x: Tensor, y: Tensor) -> Tensor:
-    """Matrix product of the last two axes. Without broadcasting it goes to the library's batched product at once."""
-    return torch.bmm(x, y) if x.dim() == y.dim() == 3 and x.shape[0] == y.shape[0] else x @ y
+def product(x: Tensor, y: Tensor, plus: Tensor | None = None) -> Tensor:
+    """Matrix product of the last two axes, plus something. Without broadcasting it goes to the library's batched product at once."""
+    if x.dim() == y.dim() == 3 and x.shape[0] == y.shape[0]:
+        return torch.bmm(x, y) if plus is None else torch.baddbmm(plus, x, y)
+    return x @ y if plus is None else x @ y + plus
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -52,9 +56,8 @@ class BilinearForm:
     @property
     def lead(self) -> tuple[int, ...]:
         axes = -3 if self.multi else -2
-        if self.query.shape[:axes] == self.key.shape[:axes]:
-            return tuple(self.key.shape[:axes])
-        return common_shape(self.query.shape[:axes], self.key.shape[:axes])
+        query, key = self.query.shape[:axes], self.key.shape[:axes]
+        return key if query == key else common_shape(query, key)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -75,15 +78,16 @@ class BilinearForm:
         return self.key.shape[-2] * (self.features or 1)
 
     def scores(self, i: range) -> Tensor:
-        whole = len(i) == self.query.shape[-2]
         rows = slice(i.start, i.stop)
-        e = product(wide(self.query if whole else self.query[..., rows, :]), wide(self.key).mT)
-        if self.scale != 1.0:
-            e = e * self.scale
-        if self.offset is not None:
-            e = e + wide(self.offset)
+        query = self.query if len(i) == self.query.shape[-2] else self.query[..., rows, :]
+        offset = None if self.offset is None else wide(self.offset)
+        if self.scale == 1.0:
+            e = product(wide(query), wide(self.key).mT, offset)
+        else:
+            e = product(wide(query), wide(self.key).mT) * self.scale
+            e = e if offset is None else e + offset
         if self.activation is not None:
-            e = self.activation(e)
+            e = self.activation.function(e)
         if self.query_bias is not None:
             e = e + self.query_bias[..., rows, None]
         if self.key_bias is not None:
@@ -135,7 +139,7 @@ class AdditiveForm:
     def scores(self, i: range) -> Tensor:
         a = self.a if len(i) == self.a.shape[-2] else self.a[..., i.start : i.stop, :]
         a, u = wide(a), wide(self.u)
-        hidden = self.activation(a[..., :, None, :] + u[..., None, :, :])
+        hidden = self.activation.function(a[..., :, None, :] + u[..., None, :, :])
         if self.weight is None:
             return hidden.movedim(-1, -3)
         weight = wide(self.weight)

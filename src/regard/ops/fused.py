@@ -108,17 +108,14 @@ def _with_key_bias(query: Tensor, key: Tensor, rest: Tensor) -> tuple[Tensor, Te
 
 def _mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
     """The library's mask (None: everything, or causal), and which rows have anything to attend to."""
-    lead, tile = call.lead, call.tile()
-    if call.mask is None and call.bias is None:
+    if call.bias is None and (call.mask is None or getattr(call.mask, "is_plain_causal", False)):
         return None, None
-    if call.bias is None and getattr(call.mask, "is_plain_causal", False):
-        return None, None
+    if call.bias is None:
+        return _shared_mask_and_rows(call, dtype)
+    tile = call.tile()
     allowed, bias = tile.mask(), tile.bias()
     temperature = call.align.temperature_of_softmax
-    if bias is None:
-        assert allowed is not None
-        alive = allowed.any(-1, keepdim=True)
-        return _mask_axes(allowed | ~alive, lead), alive
+    assert bias is not None
     assert temperature is not None
     bias = bias / temperature
     if allowed is not None:
@@ -127,7 +124,22 @@ def _mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tenso
     alive = bias.amax(-1, keepdim=True) != -math.inf
     # On the CPU the library adds a wide bias to half-precision products; rounded, it would move the weights.
     dtype = torch.promote_types(dtype, torch.float32) if bias.device.type == "cpu" else dtype
-    return _mask_axes(torch.where(alive, bias, 0.0).to(dtype), lead), alive
+    return _mask_axes(torch.where(alive, bias, 0.0).to(dtype), call.lead), alive
+
+
+def _shared_mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The mask as what is added to the scores, and its rows; once for all calls that share it."""
+    cleared = getattr(call.mask, "is_cleared", False)
+    memo = {} if torch.compiler.is_compiling() else getattr(call.mask, "memo", {})
+    key = (dtype, call.lead, cleared)
+    if key not in memo:
+        allowed = call.tile().mask()
+        assert allowed is not None
+        alive = allowed.any(-1, keepdim=True)
+        added = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(alive & ~allowed, -math.inf)
+        memo[key] = _mask_axes(added, call.lead), None if cleared else alive
+    found: tuple[Tensor, Tensor | None] = memo[key]
+    return found
 
 
 def _mask_axes(mask: Tensor, lead: tuple[int, ...]) -> Tensor:

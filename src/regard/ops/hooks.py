@@ -21,7 +21,7 @@ observers: list[Observer] = []
 
 def changed(module: nn.Module, call: Call) -> Call:
     """The call after all interventions, in the order in which they were entered."""
-    if torch.compiler.is_compiling():
+    if not interventions or torch.compiler.is_compiling():
         return call
     for intervene in interventions:
         call = intervene(module, call)
@@ -30,8 +30,9 @@ def changed(module: nn.Module, call: Call) -> Call:
 
 def seen(module: nn.Module, call: Call) -> None:
     """Show the call to all observers; a recomputation inside a backward is not shown again."""
-    if torch.compiler.is_compiling() or not observers or _inside_backward():
+    if not observers or torch.compiler.is_compiling() or _inside_backward():
         return
+    call = call.seen()
     for observe in observers:
         observe(module, call)
 

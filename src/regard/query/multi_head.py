@@ -169,7 +169,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Contexts of all heads, (..., H, Nq, d_v)."""
         group = self.n_heads // self.key_heads
-        mask = None if bound is None else Filled(bound, heads=not per_head)
+        # Rows that may attend nothing in any head are zeroed behind the last map, which adds its bias to them.
+        mask = None if bound is None else Filled(bound, heads=not per_head, cleared=not per_head)
         if self.attention is not None:
             if group > 1:
                 k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)

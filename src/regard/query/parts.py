@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Others(Mask):
     def __repr__(self) -> str:
         return "Others()"
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def _bind(self, sizes: Sizes) -> Bound:
         return _BoundOthers(sizes)
 
 
@@ -57,13 +58,14 @@ class Filled(Mask):
     Args:
         bound: the mask of the inputs before they were split into heads.
         heads: whether the call has an axis of heads that the mask does not have.
+        cleared: whether what comes out for queries that may attend nothing is zeroed later, or read by nobody.
     """
 
-    def __init__(self, bound: Bound, heads: bool = False) -> None:
-        self.bound, self.heads = bound, heads
+    def __init__(self, bound: Bound, heads: bool = False, cleared: bool = False) -> None:
+        self.bound, self.heads, self.cleared = bound, heads, cleared
 
     def bind(self, sizes: Sizes) -> Bound:
-        return _BoundFilled(self.bound, self.heads, sizes)
+        return _BoundFilled(self.bound, self.heads, sizes, self.cleared)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,12 @@ class _BoundFilled(Bound):
     bound: Bound
     heads: bool
     sizes: Sizes
+    is_cleared: bool = False
     is_filled = True
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        return self.bound.memo
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,6 +97,14 @@ class _BoundFilled(Bound):
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self._spread(self.bound.tile(i, j, device), 2)
 
+    def meets(self, i: range, j: range) -> bool:
+        return self.bound.meets(i, j)
+
+    def part(self, i: range, j: range) -> Bound:
+        # A query that may attend nothing here may attend something elsewhere: nobody zeroes this part of its result.
+        sizes = replace(self.sizes, nq=len(i), n=len(j))
+        return replace(self, bound=self.bound.part(i, j), sizes=sizes, is_cleared=False)
+
     def keys(self, device: torch.device) -> Tensor | None:
         keys = self.bound.keys(device)
         return None if keys is None else self._spread(keys, 1)
@@ -97,6 +112,9 @@ class _BoundFilled(Bound):
     def rows(self, device: torch.device) -> Tensor | None:
         rows = self.bound.rows(device)
         return None if rows is None else self._spread(rows, 1)
+
+    def ends(self, device: torch.device) -> Tensor:
+        return self._spread(self.bound.ends(device), 1)
 
     def _spread(self, x: Tensor, own: int) -> Tensor:
         """Insert the axis of heads before the mask's own last axes."""

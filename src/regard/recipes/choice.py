@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard import catalog
 from regard._errors import nearest, refusal
+from regard.general.alignments import Alignment
 from regard.general.attention import Attention
 from regard.model import Output, TaskModel
 from regard.model.naming import Available, On
@@ -44,8 +45,16 @@ def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.M
         known = set()
         for part, category in (("score", "general/scoring"), ("align", "general/alignment")):
             known |= set(catalog.arguments(catalog.find(parts[part], category, f"attention.{part}")))
-        offered = {key: value for key, value in widths.items() if key in known}
+        # Heads are axes of a score's inputs, which these are not: mechanisms that have heads make them.
+        offered = {key: value for key, value in widths.items() if key in known and key != "heads"}
         return Attention(**parts, **{**_defaults(parts["align"]), **offered, **given})
+    if not issubclass(entry.cls, nn.Module) or issubclass(entry.cls, Alignment):
+        fix = (
+            f"Fix: in Python, give a mechanism this part: align={entry.cls.__name__}()."
+            if issubclass(entry.cls, Alignment)
+            else ""
+        )
+        raise ValueError(refusal("attention", repr(name), "a mechanism that reads by itself", fix))
     parameters = inspect.signature(entry.cls).parameters
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in given:
@@ -54,7 +63,10 @@ def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.M
                 refusal(f"attention.{key}", repr(given[key]), f"an argument of {name}", nearest(key, parameters))
             )
     offered = {key: value for key, value in widths.items() if key in parameters}
-    missing = [k for k, p in parameters.items() if p.default is p.empty and k not in {*offered, *given} and p.kind < 2]
+    named = [
+        k for k, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    missing = [key for key in named if key not in {*offered, *given}]
     if missing:
         needs = ", ".join(f"--set attention.{key}=…" for key in missing)
         raise ValueError(refusal("attention", repr(name), f"also {', '.join(missing)}", f"Fix: {needs}."))

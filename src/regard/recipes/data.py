@@ -13,6 +13,8 @@ import numpy as np
 
 from regard._errors import refusal
 
+Files = dict[str, bytes]
+
 
 class Folder:
     """A folder of data; every file may be packed with gzip, under its name and `.gz`.
@@ -37,6 +39,10 @@ class Folder:
                 return path
         return None
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a file, packed or not."""
+        return self._find(name) is not None
+
     def bytes(self, name: str) -> bytes:
         """The unpacked content of a file."""
         path = self._find(name)
@@ -48,33 +54,17 @@ class Folder:
             raise ValueError(refusal("data", f"{path}: {error}", "a whole file")) from error
 
     def text(self, name: str, encoding: str = "utf-8") -> str:
-        try:
-            return self.bytes(name).decode(encoding)
-        except UnicodeDecodeError as error:
-            raise ValueError(refusal("data", f"{self.path / name}: {error}", f"{encoding} text")) from error
+        return text_of(self.bytes(name), str(self.path / name), encoding)
 
     def lines(self, name: str, encoding: str = "utf-8") -> list[str]:
         """Lines without their ends; a last empty one is none."""
-        # Not splitlines: text has characters that it takes for ends of lines.
-        found = self.text(name, encoding).replace("\r\n", "\n").split("\n")
-        return found[:-1] if found and not found[-1] else found
+        return lines_of(self.text(name, encoding))
 
     def rows(self, name: str) -> Iterator[dict[str, Any]]:
         """Objects of a file of JSON lines."""
-        for number, line in enumerate(self.lines(name), 1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    refusal("data", f"{self.path / name}, line {number}: {error}", "JSON lines")
-                ) from error
-            if not isinstance(row, dict):
-                raise ValueError(
-                    refusal("data", f"{self.path / name}, line {number}: {type(row).__name__}", "an object")
-                )
-            yield row
+        yield from rows_of(self.bytes(name), str(self.path / name))
 
-    def members(self, name: str, suffixes: Sequence[str] = ()) -> dict[str, bytes]:
+    def members(self, name: str, suffixes: Sequence[str] = ()) -> Files:
         """Files of an archive by their path in it; nothing is written to the disk."""
         path = self._find(name)
         if path is None:
@@ -87,6 +77,16 @@ class Folder:
         except (tarfile.TarError, OSError, EOFError) as error:
             raise ValueError(refusal("data", f"{path}: {error}", "a whole archive")) from error
 
+    def collected(self, *suffixes: str) -> Files:
+        """Files whose names end so, by their path: those of the folder and its subfolders, and those of its archives."""
+        found: Files = {}
+        for path in sorted(self.path.rglob("*")):
+            if path.is_file() and path.name.endswith((".tar", ".tar.gz", ".tgz")):
+                found |= self.members(str(path.relative_to(self.path)), suffixes)
+            elif path.is_file() and path.name.endswith(suffixes):
+                found[str(path.relative_to(self.path))] = path.read_bytes()
+        return found
+
     def idx(self, name: str) -> np.ndarray[Any, Any]:
         """An array of bytes in the format of MNIST."""
         raw = self.bytes(name)
@@ -98,6 +98,33 @@ class Folder:
         if (shape < 0).any() or body.size != np.prod(shape, dtype=np.int64):
             raise ValueError(refusal("data", f"{self.path / name}: {body.size} bytes", f"as many as {tuple(shape)}"))
         return body.reshape(shape)
+
+
+def text_of(content: bytes, where: str, encoding: str = "utf-8") -> str:
+    """The text that a file holds."""
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(refusal("data", f"{where}: {error}", f"{encoding} text")) from error
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines without their ends; a last empty one is none."""
+    # Not splitlines: text has characters that it takes for ends of lines.
+    found = text.replace("\r\n", "\n").split("\n")
+    return found[:-1] if found and not found[-1] else found
+
+
+def rows_of(content: bytes, where: str) -> Iterator[dict[str, Any]]:
+    """Objects of a file of JSON lines."""
+    for number, line in enumerate(lines_of(text_of(content, where)), 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(refusal("data", f"{where}, line {number}: {error}", "JSON lines")) from error
+        if not isinstance(row, dict):
+            raise ValueError(refusal("data", f"{where}, line {number}: {type(row).__name__}", "an object"))
+        yield row
 
 
 def numbered(line: str, names: Sequence[str], where: str) -> int:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from regard._errors import refusal
 from regard.evaluate.alignment import AlignmentCounts
 from regard.feature import RecurrentEncoder
 from regard.model import POSSIBLE, SURE, Chain, Embedding, Example, SequenceDecoder, TaskModel
-from regard.observe import Recorded, record
+from regard.observe import record
 from regard.recipes.choice import make_attention
+from regard.recipes.look import one_for_each_pair
 from regard.recipes.recipe import Judged, Recipe, without_padding
 
 MONTHS = (
@@ -167,7 +167,10 @@ class Dates(Recipe):
     name: ClassVar[str] = "dates"
     about: ClassVar[str] = "write a date in words or digits as ISO; nothing to download"
     watch: ClassVar[str] = "exact_match"
-    alternatives: ClassVar[tuple[str, ...]] = ("additive", "general", "dot", "local-predictive", "hard", "sparsemax")
+    alternatives: ClassVar[tuple[str, ...]] = (
+        *("additive", "general", "dot", "scaled-dot", "cosine", "negative-l2", "biased-general", "activated-general"),
+        *("low-rank-general", "token-to-token", "local-predictive", "hard", "sparsemax", "entmax", "multi-head"),
+    )
 
     steps: int = 300
     lr: float = 3e-3
@@ -184,7 +187,7 @@ class Dates(Recipe):
     def build(self) -> TaskModel:
         h, d = self.hidden_dim, self.embedding_dim
         features = Chain(Embedding(len(_LETTERS), d), RecurrentEncoder(d, h // 2))
-        widths = {"query_dim": h, "key_dim": h, "hidden_dim": h // 2, "value_dim": h, "dim": h}
+        widths = {"query_dim": h, "key_dim": h, "hidden_dim": h // 2, "value_dim": h, "dim": h, "heads": 4, "rank": h // 4}
         attention = make_attention(self.attention, self.options, **widths)
         return TaskModel(features, None, attention, SequenceDecoder(len(_DIGITS) + 1, d, h, h))
 
@@ -215,17 +218,9 @@ class Dates(Recipe):
             with record(model) as trace:
                 model(batch)
             told = next(calls for _, calls in trace.items())[0]
-            counts += AlignmentCounts.of_weights(_one_for_each_pair(told), batch.gold)
+            counts += AlignmentCounts.of_weights(one_for_each_pair(told), batch.gold)
         metrics = {"exact_match": right / max(1, len(examples)), "aer": counts.error_rate}
         return Judged(metrics, answers)
-
-
-def _one_for_each_pair(told: Recorded) -> Tensor:
-    """Weights (B, M, N): the mean over features or heads, where there are several."""
-    weights = told.weights.mean(-1) if told.call.form.multi else told.weights
-    while weights.dim() > 3:
-        weights = weights.mean(1)
-    return weights
 
 
 RECIPE = Dates

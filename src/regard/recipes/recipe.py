@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,15 +16,27 @@ from torch import Tensor
 from regard._errors import nearest, refusal
 from regard.evaluate.outer import Score
 from regard.model import Batch, Example, TaskModel, collate
+from regard.observe import Trace
 from regard.recipes.order import Order
 
 RECIPES = {
     "aspect": "regard.recipes.aspect",
+    "captions": "regard.recipes.captions",
     "dates": "regard.recipes.dates",
+    "denoise": "regard.recipes.denoise",
+    "digits": "regard.recipes.digits",
     "documents": "regard.recipes.documents",
+    "duplicate": "regard.recipes.duplicate",
+    "facts": "regard.recipes.facts",
+    "language": "regard.recipes.language",
     "nodes": "regard.recipes.nodes",
     "pairs": "regard.recipes.pairs",
+    "points": "regard.recipes.points",
+    "questions": "regard.recipes.questions",
+    "recommend": "regard.recipes.recommend",
+    "segment": "regard.recipes.segment",
     "sentiment": "regard.recipes.sentiment",
+    "speech": "regard.recipes.speech",
     "translate": "regard.recipes.translate",
 }
 SPLITS = ("train", "validation", "test")
@@ -156,6 +169,12 @@ class Recipe:
     def glance(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """What is watched while training: `judge`, or something cheaper of the same names."""
         return self.judge(model, examples, device)
+
+    def draw(self, trace: Trace, examples: Sequence[Example], folder: Path) -> None:
+        """Draw what the attention looked at in recorded examples into the run folder."""
+        from regard.recipes.look import draw
+
+        draw(trace, examples, folder, f"{self.name}: {self.attention}")
 
     def batches(self, examples: Sequence[Example], size: int = 256) -> list[Batch]:
         """All examples in order."""

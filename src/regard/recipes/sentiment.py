@@ -54,7 +54,8 @@ class Sentiment(TextRecipe, Classification):
     about: ClassVar[str] = "is a sentence for or against: SST-2, SST-5, MR, CR"
     alternatives: ClassVar[tuple[str, ...]] = (
         *("additive", "query-free", "multi-dimensional", "self-attention", "multi-query-concat"),
-        *("capsule-based-attention", "reinforced", "sparsemax", "structured"),
+        *("source-to-token", "directional-self-attention", "reinforced-self-attention", "feature-update"),
+        *("transformer-encoder", "capsule-based-attention", "reinforced", "sparsemax", "structured", "budget"),
     )
     by_length: ClassVar[bool] = True
 
@@ -90,7 +91,7 @@ class Sentiment(TextRecipe, Classification):
     def build(self) -> TaskModel:
         h = self.hidden_dim
         features = Chain(self.embedding(), RecurrentEncoder(self.word_dim, h // 2, kind="lstm"))
-        widths = {"query_dim": h, "key_dim": h, "value_dim": h, "dim": h, "hidden_dim": h // 2}
+        widths = {"query_dim": h, "key_dim": h, "value_dim": h, "dim": h, "hidden_dim": h // 2, "heads": 4}
         attention = make_attention(self.attention, self.options, **widths, classes=len(self.classes))
         count = 4 if self.attention == "multi-query-concat" else None
         return assembled(

@@ -117,8 +117,7 @@ def means(points: Sequence[Point]) -> list[dict[str, Any]]:
     groups: dict[str, list[Point]] = {}
     for point in points:
         if point.metrics is not None:
-            rest = {key: value for key, value in point.settings.items() if key != "seed"}
-            groups.setdefault(json.dumps(rest), []).append(point)
+            groups.setdefault(json.dumps(_rest(point)), []).append(point)
     rows = []
     for key, members in groups.items():
         row: dict[str, Any] = {**json.loads(key), "runs": len(members)}
@@ -128,6 +127,28 @@ def means(points: Sequence[Point]) -> list[dict[str, Any]]:
             row[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
         rows.append(row)
     return rows
+
+
+def store_means(recipe: str, points: Sequence[Point], path: Path, command: str) -> None:
+    """Append the means over seeds to a file of stored results, with the machine and the versions."""
+    from regard.bench.measure import Row, store
+
+    first = Run.at(points[0].folder).recipe()
+    rows = []
+    for row in means(points):
+        seeds = [p.settings["seed"] for p in points if "seed" in p.settings and _rest(p) == _rest_of(row, p)]
+        attention = str(row.get("attention", first.attention))
+        of = " ".join(str(row.get(key, getattr(first, key))) for key in ("set", "task") if hasattr(first, key))
+        rows.append(Row("recipes", f"{recipe} {of}".strip(), attention, extra={**row, "seeds": seeds}))
+    store(rows, path, command)
+
+
+def _rest(point: Point) -> dict[str, Any]:
+    return {key: value for key, value in point.settings.items() if key != "seed"}
+
+
+def _rest_of(row: Mapping[str, Any], point: Point) -> dict[str, Any]:
+    return {key: row.get(key) for key in _rest(point)}
 
 
 def _planned(recipe: str, settings: list[dict[str, Any]], common: Mapping[str, Any], out: Path) -> list[Point]:
@@ -191,7 +212,9 @@ def _by_ray(workers: int, threads: int, address: str | None) -> Callable[[Mappin
             return
         own = not ray.is_initialized()
         if own:
-            cores: dict[str, Any] = {} if address is not None else {"num_cpus": workers * threads, "include_dashboard": False}
+            cores: dict[str, Any] = (
+                {} if address is not None else {"num_cpus": workers * threads, "include_dashboard": False}
+            )
             ray.init(address=address, log_to_driver=False, **cores)
         try:
             task = ray.remote(num_cpus=threads, max_retries=1)(_executed)

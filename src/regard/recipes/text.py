@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.model import Embedding, TaskModel
@@ -98,12 +98,14 @@ class TextRecipe(Recipe):
     Attributes:
         vectors: folder of pretrained vectors (`words.txt`, `vectors.npy`, or `vectors.f16.npy`), or a text file, a word and its
             numbers a line; the vocabulary then has all words that are known there.
+        vectors_lr: learning rate of pretrained vectors, that of everything else when not given; 0 leaves them as they are.
         embedding_dim: width of the vectors that start at random; pretrained ones have their own.
         at_least: how often a word must occur in the training texts to be known.
         dropout: share of the numbers dropped, while training, of word vectors and of what the output model is given.
     """
 
     vectors: str | None = None
+    vectors_lr: float | None = None
     embedding_dim: int = 64
     at_least: int = 1
     dropout: float = 0.3
@@ -132,6 +134,11 @@ class TextRecipe(Recipe):
         """Vectors of the vocabulary, not yet those of the files."""
         return Embedding(len(self.vocabulary), self.word_dim, dropout=self.dropout)
 
+    def groups(self, model: TaskModel) -> list[dict[str, Any]]:
+        if self.vectors is None or self.vectors_lr is None:
+            return super().groups(model)
+        return apart(model, Embedding, self.vectors_lr, self.lr)
+
     def initialise(self, model: TaskModel) -> None:
         """Pretrained vectors into every table of the vocabulary; other words start as far from zero as those are."""
         if self.vectors is None:
@@ -143,6 +150,16 @@ class TextRecipe(Recipe):
                 with torch.no_grad():
                     module.table.weight.normal_(std=float(table.std()))
                     module.table.weight[place] = table
+
+
+def apart(model: TaskModel, kind: type[nn.Module], lr: float, others: float) -> list[dict[str, Any]]:
+    """Parameters with their learning rates: those of modules of a kind have one of their own, for what knows something already."""
+    taught = {id(p) for module in model.modules() if isinstance(module, kind) for p in module.parameters()}
+    groups: list[dict[str, Any]] = [{"params": [], "lr": others}, {"params": [], "lr": lr}]
+    for p in model.parameters():
+        if p.requires_grad:
+            groups[id(p) in taught]["params"].append(p)
+    return groups
 
 
 def read_vectors(path: str | Path) -> tuple[list[str], Tensor]:

@@ -13,6 +13,7 @@ from regard._errors import refusal
 from regard.general.masks import Mask, Sizes
 from regard.ops.call import Bias
 from regard.ops.fill import kept_rows
+from regard.ops.parallel.ranks import first_place, refuse
 from regard.query.multi_head import MultiHeadAttention, over_heads, split_heads
 from regard.transformer.cache import Slot
 from regard.transformer.positions import PositionLike, RelativePosition, StreamedBias, build_position
@@ -85,6 +86,8 @@ class TransformerAttention(MultiHeadAttention):
                 were at the first call.
         """
         own = key is None
+        if cache is not None:
+            refuse("decoding with a cache", "a cache holds the keys of one rank")
         if self.position is not None and not own:
             what = f"none: {type(self.position).__name__} knows the places of one sequence only"
             raise ValueError(refusal("key", "other tokens", what))
@@ -146,7 +149,12 @@ def _sum(given: Any, own: Bias | None, first: int) -> Any:
         return own if given is None else given
     one, two = _streamed(given, first), _streamed(own, first)
     lead = tuple(torch.broadcast_shapes(one.lead, two.lead))
-    return StreamedBias(lambda i, j: one(i, j) + two(i, j), lead, one.requires_grad or two.requires_grad)
+
+    def tile(i: Tensor, j: Tensor, *tensors: Tensor) -> Tensor:
+        count = len(one.tensors)
+        return one.function(i, j, *tensors[:count]) + two.function(i, j, *tensors[count:])
+
+    return StreamedBias(tile, lead, one.requires_grad or two.requires_grad, (*one.tensors, *two.tensors))
 
 
 def _streamed(bias: Any, first: int) -> StreamedBias:
@@ -155,12 +163,13 @@ def _streamed(bias: Any, first: int) -> StreamedBias:
     if not isinstance(bias, Tensor):
         return StreamedBias(bias, requires_grad=True)
     whole = bias if bias.dim() > 1 else bias.reshape(1, -1)
+    first = first if whole.shape[-2] == 1 else first + first_place(whole.shape[-2])
 
-    def tile(i: Tensor, j: Tensor) -> Tensor:
+    def tile(i: Tensor, j: Tensor, whole: Tensor) -> Tensor:
         rows = whole if whole.shape[-2] == 1 else rows_of(whole, i, first)
         return rows if whole.shape[-1] == 1 else rows.index_select(-1, j.flatten())
 
-    return StreamedBias(tile, tuple(whole.shape[:-2]), whole.requires_grad)
+    return StreamedBias(tile, tuple(whole.shape[:-2]), whole.requires_grad, (whole,))
 
 
 def _also(shared: Shared | None, pairs: Mask | None, sizes: Sizes, like: Tensor) -> Shared | None:

@@ -14,6 +14,7 @@ from regard.feature.parts import masked_input
 from regard.general.masks import Causal, Mask, Sizes, as_mask
 from regard.general.scores.base import width
 from regard.ops.fill import kept_rows
+from regard.ops.parallel.ranks import first_place
 from regard.transformer.cache import Cache, fitting
 from regard.transformer.encoder import copied_norm, stack
 from regard.transformer.layers import DecoderLayer
@@ -112,7 +113,7 @@ class TransformerDecoder(nn.Module):
             real = cache.real
         own = self._own(real, pairs, Sizes(lead, n, start + n), tokens)
         if self.position is not None:
-            tokens = self.position(tokens, start)
+            tokens = self.position(tokens, start + first_place(n))
         for k, layer in enumerate(self.layers):
             slots = {} if cache is None else {"cache": (cache.own[k], cache.cross[k])}
             tokens = layer(tokens, memory, own, across, **slots)

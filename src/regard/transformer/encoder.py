@@ -14,6 +14,7 @@ from regard.feature.parts import masked_input
 from regard.general.masks import Mask, Sizes
 from regard.general.scores.base import width
 from regard.ops.fill import kept_rows
+from regard.ops.parallel.ranks import first_place
 from regard.transformer.layers import EncoderLayer
 from regard.transformer.positions import AbsolutePosition, PositionLike, build_position
 from regard.transformer.sharing import share
@@ -90,7 +91,7 @@ class TransformerEncoder(nn.Module):
         n = tokens.shape[-2]
         shared = share(mask, pairs, Sizes(tuple(tokens.shape[:-2]), n, n), tokens.device)
         if self.position is not None:
-            tokens = self.position(tokens)
+            tokens = self.position(tokens, first_place(n))
         for layer in self.layers:
             tokens = layer(tokens, shared)
         if self.final_norm is not None:

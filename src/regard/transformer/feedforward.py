@@ -46,7 +46,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         hidden = self.activation(F.linear(x, self.W1, self.b1))
-        return F.linear(F.dropout(hidden, self.dropout, self.training), self.W2, self.b2)
+        return F.linear(dropped(hidden, self.dropout, self.training), self.W2, self.b2)
 
     def extra_repr(self) -> str:
         return f"{self.W2.shape[0]}, {self.W1.shape[0]}, {self.activation.spec!r}, dropout={self.dropout}"
@@ -55,6 +55,11 @@ class FeedForward(nn.Module):
 def hidden_width(dim: int, given: int | None) -> int:
     """The width inside a feed-forward map: four times that of the tokens when not given."""
     return 4 * dim if given is None else width("feedforward_dim", given)
+
+
+def dropped(x: Tensor, p: float, training: bool) -> Tensor:
+    """Dropout, or x itself where nothing is dropped: asking the library for that is the cost of a small operation."""
+    return F.dropout(x, p) if training and p > 0.0 else x
 
 
 def probability(name: str, value: float) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from regard.query.multi_head import MultiHeadAttention
 from regard.query.parts import one_of
 from regard.transformer.attention import TransformerAttention
 from regard.transformer.cache import Slot
-from regard.transformer.feedforward import FeedForward, hidden_width, probability
+from regard.transformer.feedforward import FeedForward, dropped, hidden_width, probability
 
 # A ready-made attention, or a function of the width of the tokens and the number of heads that makes one.
 AttentionLike: TypeAlias = nn.Module | Callable[[int, int], nn.Module] | None
@@ -33,8 +32,8 @@ class _Layer(nn.Module):
 
     def _added(self, tokens: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm == "pre":
-            return tokens + F.dropout(part(norm(tokens)), self.dropout, self.training)
-        normalised: Tensor = norm(tokens + F.dropout(part(tokens), self.dropout, self.training))
+            return tokens + dropped(part(norm(tokens)), self.dropout, self.training)
+        normalised: Tensor = norm(tokens + dropped(part(tokens), self.dropout, self.training))
         return normalised
 
     def extra_repr(self) -> str:

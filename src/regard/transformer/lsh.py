@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,13 @@ from regard.general.attention import Attention
 from regard.general.masks import Bound, Mask, Sizes, _BoundBand, _BoundBoth, _BoundKeys, as_mask
 from regard.general.scores.base import matrix, width, zeros
 from regard.ops import hooks
+from regard.ops.buckets import HOLE, Buckets, HashedMask
 from regard.ops.dispatch import autocasting, execute
 from regard.ops.fill import kept_rows
-from regard.ops.forms import wide
-from regard.ops.hashed import HOLE, Buckets, HashedCall, HashedMask
+from regard.ops.hashed import HashedCall
 from regard.ops.random import SAMPLE, SELECT, draw_seed, uniform
 from regard.query.multi_head import split_heads
+from regard.transformer.hashing import BucketsLike, bucket_ids, check_buckets, directions, own_directions
 from regard.transformer.sharing import Shared
 
 
@@ -40,7 +41,7 @@ class Hashes:
     equation="q_i = k_i |q_i| = W x_i,  a_i = softmax_{j: h_r(q_j) = h_r(q_i) in some round r, j ≠ i}(q_i · k_j),  h(x) = argmax [xR; -xR]",
     paper="Kitaev, Kaiser and Levskaya, Reformer: The Efficient Transformer, ICLR 2020",
     year=2020,
-    time="R N (3 m d + b d / 2) + R N log N,  b = 2 N / m buckets",
+    time="R N (3 m d + d √b) + R N log N,  b = 2 N / m buckets",
     memory="R N (3 m + d)",
     choose="long sequences in which each token needs the few others that resemble it",
     avoid="short ones (full attention is quicker), or what matters resembles nothing: another bucket is never seen",
@@ -53,6 +54,7 @@ class LSHAttention(nn.Module):
 
     $$h_r(q) = \mathrm{argmax}\, [q R_r;\, -q R_r],$$
 
+    or, for more than 128 buckets, a pair of such hashes, $h_r = h_{r1} + b_1 h_{r2}$, so that $b = b_1 b_2$ buckets cost $b_1 + b_2$;
     the tokens are sorted by bucket and place and cut into chunks of $m$; a token sees those of its bucket in its own chunk and in
     the neighbouring ones (the one before is enough where nobody looks ahead). It reads what it sees in any round:
 
@@ -73,7 +75,8 @@ class LSHAttention(nn.Module):
         heads: $H$, each with rotations of its own.
         rounds: $R$; more of them miss less.
         chunk: $m$.
-        buckets: how many, an even number or 1; two for every $m$ real tokens of a sequence when not given.
+        buckets: how many, an even number or 1, by one hash; or $(b_1, b_2, \dots)$, even numbers, by several hashes together.
+            When not given, two for every $m$ real tokens of a sequence: by one hash up to 128, by two of about $\sqrt b$ each above.
         across_buckets: let a token see all of its chunk and the neighbouring ones, whatever their buckets.
         head_dim: width of a head; the width of the tokens over $H$ when not given.
         bias: add $b_{QK}$, $b_V$ and $b_O$ to the projections.
@@ -93,7 +96,7 @@ class LSHAttention(nn.Module):
         *,
         rounds: int = 2,
         chunk: int = 64,
-        buckets: int | None = None,
+        buckets: BucketsLike = None,
         across_buckets: bool = False,
         head_dim: int | None = None,
         bias: bool = False,
@@ -103,11 +106,7 @@ class LSHAttention(nn.Module):
         super().__init__()
         dim, self.heads = width("dim", dim), width("heads", heads)
         self.rounds, self.chunk, self.across_buckets = width("rounds", rounds), width("chunk", chunk), across_buckets
-        if buckets is not None and buckets != 1 and (width("buckets", buckets) % 2 or buckets > HOLE):
-            raise ValueError(
-                refusal("buckets", buckets, f"1, or an even number up to {HOLE - 1}: each direction and its opposite")
-            )
-        self.buckets = buckets
+        self.buckets = check_buckets(buckets)
         if head_dim is None and dim % self.heads:
             fix = "Fix: pass head_dim=…, the width of a head."
             raise ValueError(refusal("heads", heads, f"a divisor of the width {dim}", fix))
@@ -157,14 +156,15 @@ class LSHAttention(nn.Module):
         """Queries and values of all heads by one product, (..., H, N, d_h)."""
         b = None if self.b_QK is None or self.b_V is None else torch.cat([self.b_QK, self.b_V])
         query, value = split_heads(tokens, torch.cat([self.W_QK, self.W_V]), b).chunk(2, -3)
-        return query, value
+        # Copied once for all who would: hashing, normalising and sorting go head by head.
+        return query.contiguous(), value
 
     def _hashed(self, query: Tensor, real: Tensor | None, hashes: Hashes) -> Tensor:
         if hashes.ids is None:
             hashes.ids = self.hash(query, real)
         elif self.training and self.buckets != 1:
             # Drawn in vain: whatever is drawn after the rotations must be what it was in the first call.
-            self._rotations(query)
+            self._rotations(query, self._directions(query, real))
         return hashes.ids
 
     @torch.no_grad()
@@ -175,42 +175,31 @@ class LSHAttention(nn.Module):
             shape = (*(1 for _ in query.shape[:-2]), self.rounds, query.shape[-2])
             ids = torch.zeros(shape, dtype=torch.int16, device=query.device)
         else:
-            rotations = self._rotations(query).to(query.dtype)
-            columns = rotations.shape[-1]
-            turned = (query @ rotations.permute(0, 2, 1, 3).flatten(-2)).unflatten(-1, (self.rounds, columns))
-            size = turned.abs()
-            if real is not None and self.buckets is None:
-                # As many columns as the sequence would have without its padding.
-                own = self._columns(real.sum(-1))[..., None, None, None, None]
-                size = torch.where(torch.arange(columns, device=query.device) < own, size, -1.0)
-            column = size.argmax(-1, keepdim=True)
-            opposite = turned.gather(-1, column) < 0
-            ids = (column + columns * opposite).squeeze(-1).transpose(-1, -2).to(torch.int16)
+            counts = self._directions(query, real)
+            # As many buckets as the sequence would have without its padding.
+            own = None if real is None or self.buckets is not None else own_directions(real, self.chunk)
+            ids = bucket_ids(query, self._rotations(query, counts), counts, own)
         return ids if real is None else torch.where(real[..., None, None, :], ids, HOLE)
 
-    def _columns(self, n: Any) -> Any:
-        """Directions for n tokens; each is two buckets."""
-        return -(-n // self.chunk)
+    def _directions(self, query: Tensor, real: Tensor | None) -> tuple[int, ...]:
+        return directions(self.buckets, query.shape[-2], self.chunk, padded=real is not None)
 
-    def _rotations(self, query: Tensor) -> Tensor:
-        """Random directions (H, R, d_h, columns)."""
-        n, d = query.shape[-2:]
-        columns = max(1, self._columns(n) if self.buckets is None else self.buckets // 2)
-        if 2 * columns > HOLE:
-            fix = "Fix: a longer chunk, or so many buckets."
-            raise ValueError(
-                refusal("tokens", f"{n} of them in chunks of {self.chunk}", f"at most {HOLE} buckets", fix)
-            )
-        shape = (self.heads, self.rounds, d, columns)
+    def _rotations(self, query: Tensor, counts: Sequence[int]) -> Tensor:
+        """Random directions (H, d_h, R, columns), those of one hash after those of another."""
+        d = query.shape[-1]
         if self.training:
-            return torch.randn(shape, device=query.device)
+            return torch.randn(self.heads, d, self.rounds, sum(counts), dtype=query.dtype, device=query.device)
         # Drawn by position, so that those of a longer sequence begin with those of a shorter one.
-        radius, angle = (uniform(self.seed, shape[:2], None, range(d), range(columns), of) for of in (SAMPLE, SELECT))
-        return (-2.0 * radius.log()).sqrt() * (2.0 * math.pi * angle).cos()
+        drawn = []
+        for k, columns in enumerate(counts):
+            rows, lead = range(k * d, (k + 1) * d), (self.heads, self.rounds)
+            radius, angle = (uniform(self.seed, lead, None, rows, range(columns), of) for of in (SAMPLE, SELECT))
+            drawn.append((-2.0 * radius.log()).sqrt() * (2.0 * math.pi * angle).cos())
+        return torch.cat(drawn, -1).transpose(1, 2)
 
     def _call(self, query: Tensor, value: Tensor, ids: Tensor, view: _View) -> HashedCall:
         """Everything that decides the result."""
-        key = F.normalize(wide(query), dim=-1).to(query.dtype)
+        key = _unit(query)
         if autocasting(value.device) and value.dtype == torch.float32:
             value = value.to(torch.get_autocast_dtype(value.device.type))
         dropout = self.attention.dropout if self.training else 0.0
@@ -232,6 +221,13 @@ class LSHAttention(nn.Module):
         count = "" if self.buckets is None else f", buckets={self.buckets}"
         across = ", across_buckets=True" if self.across_buckets else ""
         return f"dim={self.W_O.shape[0]}, heads={self.heads}, rounds={self.rounds}, chunk={self.chunk}{count}{across}"
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Vectors of length one; of zeros, zeros. A root mean square is a length over √d, and one kernel, wide inside."""
+    d = x.shape[-1]
+    unit: Tensor = F.rms_norm(x, (d,), eps=1e-24 / d).to(x.dtype) * d**-0.5
+    return unit
 
 
 @dataclass(frozen=True)

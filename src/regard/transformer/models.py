@@ -201,3 +201,26 @@ class CachedDecoding:
     def reorder(self, rows: Tensor) -> None:
         # Paths of one beam read the same memory.
         self.cache.reorder(rows, cross=False)
+
+
+class RecomputedDecoding:
+    """A model in the middle of decoding that keeps nothing of a step but its tokens, and reads them all again at the next.
+
+    Args:
+        model: from tokens (R, N) to logits (R, N, V) of what follows each.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.tokens: Tensor | None = None
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], -1)
+        logits: Tensor = self.model(self.tokens)[:, -1]
+        return logits
+
+    def spread(self, times: int) -> None:
+        self.tokens = None if self.tokens is None else self.tokens.repeat_interleave(times, 0)
+
+    def reorder(self, rows: Tensor) -> None:
+        self.tokens = None if self.tokens is None else self.tokens[rows]

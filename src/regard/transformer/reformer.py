@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -16,8 +17,9 @@ from regard.general.scores.base import width
 from regard.ops.fill import kept_rows
 from regard.transformer.chunked import ChunkedFeedForward
 from regard.transformer.feedforward import hidden_width
+from regard.transformer.generation import Generated, How, generate
 from regard.transformer.lsh import LSHAttention
-from regard.transformer.models import TokenEmbedding
+from regard.transformer.models import RecomputedDecoding, TokenEmbedding
 from regard.transformer.positions import AbsolutePosition, PositionLike, build_position
 from regard.transformer.reversible import ReversibleLayer, reversible
 from regard.transformer.sharing import share
@@ -30,7 +32,7 @@ from regard.transformer.sharing import share
     equation="y_1 = x_1 + LSH(LN(x_2)),  y_2 = x_2 + FFN(LN(y_1)),  L times;  LN((y_1 + y_2) / 2)",
     paper="Kitaev, Kaiser and Levskaya, Reformer: The Efficient Transformer, ICLR 2020",
     year=2020,
-    time="L (R N (3 m d + N d / m) + N d²), the backward with one forward more",
+    time="L (R N (3 m d + d √(2 N / m)) + N d²), the backward with one forward more",
     memory="N d + L H R N hashes of two bytes",
     choose="sequences are long, the model is deep, and memory is what ends",
     avoid="it fits without: layers computed twice and pairs that are missed are the price",
@@ -58,7 +60,6 @@ class Reformer(nn.Module):
             `activation` of the feed-forward map.
 
     Example:
-        >>> import torch
         >>> encode = Reformer(8, heads=2, layers=3, rounds=2, chunk=4, causal=True, position="sinusoidal")
         >>> encode(torch.randn(2, 11, 8), torch.arange(11) < torch.tensor([[11], [7]])).shape
         torch.Size([2, 11, 8])
@@ -135,8 +136,8 @@ class ReformerLanguageModel(nn.Module):
 
     $$p(y_t \mid y_{<t}) = \mathrm{softmax}\big(E\, \mathrm{Reformer}(y_{<t})_t\big)$$
 
-    It scores texts and has no `generate`: a new token may move the chunks of those before it, so that nothing could be kept from step to
-    step.
+    A new token may move the chunks of those before it, and with them what these see. So `generate` keeps nothing from step to step: it
+    reads the whole text again for every token, each of which has its probability in the text as it then was.
 
     Args:
         vocabulary: number of tokens.
@@ -147,10 +148,11 @@ class ReformerLanguageModel(nn.Module):
         **options: of `Reformer`.
 
     Example:
-        >>> import torch
         >>> model = ReformerLanguageModel(11, dim=8, heads=2, layers=1, chunk=4)
         >>> model(torch.tensor([[3, 4, 5]])).shape
         torch.Size([1, 3, 11])
+        >>> model.generate(torch.tensor([[3, 4, 5]]), steps=2).tokens.shape
+        torch.Size([1, 2])
     """
 
     def __init__(
@@ -170,3 +172,10 @@ class ReformerLanguageModel(nn.Module):
     def forward(self, tokens: Int[Tensor, "*b n"], mask: Bool[Tensor, "*_ n"] | None = None) -> Float[Tensor, "*b n v"]:
         """Logits of what follows each token; the mask is True for real ones."""
         return self.embedding.logits(self.reformer(self.embedding(tokens), mask))
+
+    @torch.no_grad()
+    def generate(
+        self, prompt: Int[Tensor, "b m"], *, end: int | None = None, steps: int, how: How | None = None
+    ) -> Generated:
+        """Write on after prompts of equal length; the rest is as in `generate`."""
+        return generate(RecomputedDecoding(self), prompt, steps=steps, end=end, how=how)

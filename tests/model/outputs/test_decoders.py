@@ -43,8 +43,9 @@ def task(kind: str, count: int, align: str = "soft", **more: object) -> TaskMode
     read = rg.Attention("additive", align, query_dim=STATE, key_dim=WIDTH, hidden_dim=3, **options)
     model = TaskModel(Embedding(VOCABULARY, WIDTH), None, read, DECODERS[kind](count, **more)).double()
     for parameter in model.parameters():
-        # Far from uniform: paths must differ.
-        nn.init.normal_(parameter, std=0.8)
+        # Far from uniform, and dependent on all that was written: paths must differ.
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter)
     return model
 
 
@@ -125,6 +126,15 @@ def test_what_is_written_alone_is_as_likely_as_what_is_told(kind: str, align: st
         ends = row.index(5) if 5 in row else 6
         assert all(0 <= token < 5 for token in row[:ends])
         assert all(token == -1 for token in row[ends + 1 :])
+
+
+@every
+def test_what_comes_depends_on_all_that_was_written(kind: str) -> None:
+    model, batch = task(kind, 6).eval(), inputs(4, 9)
+    one, other = (Batch(batch.inputs, batch.masks, torch.tensor([[first, 1, 2, 5]] * 2)) for first in (0, 3))
+    apart = (model(one) - model(other)).abs().amax((0, 2))
+    assert apart[0] == 0
+    assert (apart[1:] > 0.1).all()
 
 
 @every

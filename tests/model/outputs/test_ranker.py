@@ -16,7 +16,7 @@ WIDTH, OWN = 5, 3
 @pytest.mark.parametrize("own", [None, OWN])
 def test_scores_are_those_of_the_formula(own: int | None) -> None:
     rank = Ranker(WIDTH, own, "answers")
-    context, answers = torch.randn(2, WIDTH), torch.randn(2, 4, own or WIDTH)
+    context, answers = torch.randn(2, WIDTH, requires_grad=True), torch.randn(2, 4, own or WIDTH)
     mask = torch.tensor([[True, True, False, False], [True] * 4])
     holes = answers.masked_fill(~mask.unsqueeze(-1), float("nan"))
     scores = rank(context, Available({"answers": holes}, {"answers": mask}, {}))
@@ -30,6 +30,8 @@ def test_scores_are_those_of_the_formula(own: int | None) -> None:
     torch.testing.assert_close(rank.loss(scores, batch), torch.stack(each).mean())
     losses_of_parts_average_to_that_of_the_whole(rank, (scores, batch), halves(scores, batch, 1))
     assert torch.equal(rank.decide(scores), scores.argmax(-1))
+    rank.loss(scores, batch).backward()
+    assert context.grad.isfinite().all()
 
 
 def test_all_of_a_table_are_candidates() -> None:

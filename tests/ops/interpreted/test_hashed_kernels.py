@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.ops.hashed import HOLE, Buckets, HashedMask
+from regard.ops.buckets import HOLE, Buckets, HashedMask
+from regard.ops.chunks import _places
 from regard.ops.triton import hashed
 
 
@@ -34,12 +35,10 @@ def equation(mask: HashedMask, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> li
 
 
 def kernels(mask: HashedMask, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> list[Tensor]:
-    buckets = mask.buckets
-    spots = torch.where(buckets.ids == HOLE, -100, buckets.spots)
-    order, spots = (x.movedim(-2, 0).int().contiguous() for x in (buckets.order, spots))
-    sizes = buckets.chunk, int(max(mask.low, -(2**30))), int(min(mask.high, 2**30))
-    out, total = hashed.forward(q, k, v, order, spots, *sizes)
-    return [out, *hashed.backward(g, q, k, v, out, total, order, spots, *sizes)]
+    places = _places(mask)
+    assert (places.spots is None) == (mask.buckets.rounds == 1)
+    out, total = hashed.forward(q, k, v, places)
+    return [out, *hashed.backward(g, q, k, v, out, total, places)]
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -54,6 +53,30 @@ def test_the_kernels_are_the_equation(rounds, n, chunk, across, low, high):
     for found, exact, allowed in zip(kernels(mask, *single), expected, budget, strict=True):
         rounding = 8 * torch.finfo(torch.float32).eps * exact.abs().max()
         assert (found.double() - exact).abs().max() <= allowed + rounding
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("high", [0, math.inf])
+def test_what_is_not_finite_is_seen_in_the_rows_of_the_equation(rounds, bad, high):
+    """Also by a token that sees nobody but itself, and where no other round has anything to say."""
+    mask, given = operands(rounds, 17, 5, False, -math.inf, high)
+    ids, alone, single = mask.buckets.ids, 11, [x.float() for x in given]
+    ids[1, :, alone] = 9
+    mask = HashedMask(Buckets.of(ids, 5), high=high)
+    expected, seen = kernels(mask, *single), mask.tile(range(17), range(17), torch.device("cpu"))
+    assert seen[1, alone, alone]
+    for token in (alone, 14):
+        # A key is its query, normalised.
+        q, k, v, g = (x.clone() for x in single)
+        q[1, token], k[1, token] = bad, math.nan
+        exact, found = (by(mask, q, k, v, g) for by in (equation, kernels))
+        assert torch.equal(found[0].isnan(), exact[0].isnan())
+        assert found[0][1, seen[1, :, token]].isnan().all()
+        assert all(torch.equal(one[0], other[0]) for one, other in zip(found, expected, strict=True)), "the other row"
+        assert found[1][1, token].isnan().all()
+        v[1, token] = bad
+        assert not kernels(mask, *single[:2], v, g)[0][1, seen[1, :, token]].isfinite().any()
 
 
 def test_what_they_do_not_take():

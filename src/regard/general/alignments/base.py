@@ -22,10 +22,18 @@ class Alignment(nn.Module):
     """
 
     is_random = False  # whether a call needs a seed while training
+    # Names under which `prepare` leaves one entry for each query, and for each key, on the last axis.
+    of_queries: tuple[str, ...] = ()
+    of_keys: tuple[str, ...] = ()
 
     def prepare(self, call: Call) -> Mapping[str, Any]:
         """What `weights` will need beside the scores."""
         return {}
+
+    @property
+    def splits(self) -> bool:
+        """Whether `prepare` needs no more than some of the queries and some of the keys, as a rank has them that shares a sequence."""
+        return type(self).prepare is Alignment.prepare
 
     def needs_seed(self, training: bool) -> bool:
         """Whether a call draws random numbers."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, readable, softmax
+from regard.general.masks import Bound
 from regard.general.scores.base import matrix, vector, width
 from regard.ops.call import Call, Tile
 from regard.ops.folds import BestFold, FallbackFold, Fold, SoftFold
@@ -59,11 +60,12 @@ class Local(Alignment):
 
     $$\Omega_i = \{\, j \text{ allowed} : \lceil p_i - D \rceil \le j \le \lfloor p_i + D \rfloor \,\}, \qquad \sigma = D/2$$
 
-    `monotonic` takes $p_i = i$ (local-m); `predictive` takes $p_i = S\, \mathrm{sigmoid}(w_p \cdot \tanh(W_p q_i))$ with the true
-    length $S$ of the sequence (local-p), and learns $W_p \in \mathbb{R}^{d_p \times d_q}$, $w_p \in \mathbb{R}^{d_p}$ through the Gaussian
-    alone. Positions count from 0. Where the window holds nothing, it is the one allowed key nearest to $p$. As in the
-    paper, weights are not renormalised after the Gaussian (they sum to at most one); `renormalize` does, which is the
-    same as adding $-(j-p)^2/2\sigma^2$ to the scores. The paper's local-m has no Gaussian.
+    `monotonic` takes $p_i = i$ (local-m); `predictive` takes $p_i = S_i\, \mathrm{sigmoid}(w_p \cdot \tanh(W_p q_i))$ with the
+    length $S_i$ of what the query may see, up to the last key that it may attend (local-p): the true length of a padded sequence; under a
+    causal mask that of the prefix, so that decoding step by step predicts the same. It learns $W_p \in \mathbb{R}^{d_p \times d_q}$ and
+    $w_p \in \mathbb{R}^{d_p}$ through the Gaussian alone. Positions count from 0. Where the window holds nothing, it is the one allowed
+    key nearest to $p$. As in the paper, weights are not renormalised after the Gaussian (they sum to at most one); `renormalize`
+    does, which is the same as adding $-(j-p)^2/2\sigma^2$ to the scores. The paper's local-m has no Gaussian.
 
     Args:
         window: $D \ge 0$, the half-width.
@@ -79,6 +81,9 @@ class Local(Alignment):
         >>> Attention(Dot(), Local(2))(x, x).shape
         torch.Size([2, 6, 4])
     """
+
+    splits = True
+    of_queries = ("position",)
 
     def __init__(
         self,
@@ -126,12 +131,11 @@ class Local(Alignment):
 
     @staticmethod
     def length(call: Call) -> Tensor:
-        """True length S of each sequence, (..., 1): one more than the last key that anybody may attend."""
-        keys = None if call.mask is None else call.mask.keys(call.device)
-        if keys is None or call.n == 0:
-            return torch.full((1,), float(call.n), device=call.device)
-        ends = torch.arange(1, call.n + 1, device=call.device)
-        return torch.where(keys, ends, 0).amax(-1, keepdim=True).float()
+        """Length S_i of what each query may see, (..., Nq) or the same for all: one more than the last key that it may attend."""
+        if call.mask is None:
+            return torch.full((1,), float(call.all_keys), device=call.device)
+        assert isinstance(call.mask, Bound)
+        return call.mask.ends(call.device).float()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         if scores.shape[-1] == 0:

@@ -97,6 +97,7 @@ class Reinforced(Alignment):
     """
 
     is_random = True
+    of_keys = ("selected",)
 
     def __init__(
         self, key_dim: int, hidden_dim: int | None = None, context: bool = False, evaluation: str = "threshold"
@@ -113,6 +114,11 @@ class Reinforced(Alignment):
     @property
     def learns_by_reward(self) -> bool:
         return True
+
+    @property
+    def splits(self) -> bool:
+        # The mean of the keys is one of all.
+        return not self.policy.context
 
     def prepare(self, call: Call) -> Mapping[str, Any]:
         valid = None if call.mask is None else call.mask.keys(call.device)
@@ -133,7 +139,8 @@ class Reinforced(Alignment):
             return logits > 0
         assert call.seed is not None
         lead, n = tuple(logits.shape[:-1]), logits.shape[-1]
-        drawn = uniform(call.seed, lead, None, range(stream, stream + 1), range(n), SELECT).squeeze(-2)
+        places = range(call.first_key, call.first_key + n)
+        drawn = uniform(call.seed, lead, None, range(stream, stream + 1), places, SELECT).squeeze(-2)
         return drawn < logits.sigmoid()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
@@ -189,6 +196,8 @@ class ReinforcedPairs(Reinforced):
     ) -> None:
         super().__init__(key_dim, hidden_dim, context, evaluation)
         self.head_policy = Selector(key_dim, hidden_dim, context)
+
+    splits = False
 
     def prepare(self, call: Call) -> Mapping[str, Any]:
         if call.query is None:

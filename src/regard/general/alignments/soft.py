@@ -66,7 +66,8 @@ class Soft(Alignment):
         return wide(self.log_temperature).clamp(-_LOG_RANGE, _LOG_RANGE).exp()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
-        scores = tempered(scores, self.temperature_of_softmax)
+        if self.log_temperature is not None or self.temperature != 1.0:
+            scores = tempered(scores, self.temperature_of_softmax)
         if mask is None and tile.call.bias is None:
             # Nothing is forbidden, so no row is without keys.
             return scores.softmax(-1)

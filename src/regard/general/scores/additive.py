@@ -49,6 +49,8 @@ class Additive(Score):
         torch.Size([2, 7, 11, 6])
     """
 
+    is_activated = True
+
     def __init__(
         self,
         query_dim: int,
@@ -124,6 +126,7 @@ class QueryFree(Score):
     """
 
     needs_query = False
+    is_activated = True
 
     def __init__(
         self,

@@ -57,6 +57,7 @@ class Score(nn.Module):
     key_dim: int | None = None  # None: as wide as the query
     features: int | None = None  # scores per pair; None for a single-dimensional score
     head_shape: tuple[int, ...] = ()  # leading axes of the parameters
+    is_activated = False  # whether there is an activation behind the products, which no library call computes
     needs_query = True
 
     def reduce(self, query: Tensor | None, key: Tensor) -> Form:
@@ -76,18 +77,20 @@ class Score(nn.Module):
 
     def check_widths(self, query: Tensor | None, key: Tensor) -> None:
         """Refuse widths that do not fit, naming the argument."""
-        if self.key_dim is not None and key.shape[-1] != self.key_dim:
-            raise ValueError(refusal("key", f"width {key.shape[-1]}", f"key_dim={self.key_dim}"))
+        of_key = key.shape[-1]
+        if self.key_dim is not None and of_key != self.key_dim:
+            raise ValueError(refusal("key", f"width {of_key}", f"key_dim={self.key_dim}"))
         if query is None:
             return
-        if self.query_dim is not None and query.shape[-1] != self.query_dim:
-            raise ValueError(refusal("query", f"width {query.shape[-1]}", f"query_dim={self.query_dim}"))
-        if self.needs_query and self.query_dim is None and query.shape[-1] != key.shape[-1]:
+        of_query, expected = query.shape[-1], self.query_dim
+        if expected is not None and of_query != expected:
+            raise ValueError(refusal("query", f"width {of_query}", f"query_dim={expected}"))
+        if self.needs_query and expected is None and of_query != of_key:
             raise ValueError(
                 refusal(
                     "query",
-                    f"width {query.shape[-1]}",
-                    f"the width of the key, {key.shape[-1]}",
+                    f"width {of_query}",
+                    f"the width of the key, {of_key}",
                     "Fix: use General or Additive, which take different widths.",
                 )
             )

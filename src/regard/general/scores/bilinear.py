@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
 from regard.catalog import register
 from regard.general.scores.base import BilinearForm, Heads, Score, head_axes, matrix, width, zeros
+from regard.ops.activations import Activation
 from regard.ops.activations import activation as resolve
 
 
@@ -118,12 +118,15 @@ class General(Score):
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
         return self.form(query, key)
 
-    def form(self, query: Tensor | None, key: Tensor, **rest: Any) -> BilinearForm:
-        """The bilinear form of the projected query, with whatever else belongs to it."""
+    def form(
+        self, query: Tensor | None, key: Tensor, activation: Activation | None = None, offset: Tensor | None = None
+    ) -> BilinearForm:
+        """The bilinear form of the projected query, under an activation if there is one."""
         assert query is not None
-        if self.features is not None:
+        multi = self.features is not None
+        if multi:
             query, key = query.unsqueeze(-3), key.unsqueeze(-3)
-        return BilinearForm(self.project(query), key, multi=self.features is not None, **rest)
+        return BilinearForm(self.project(query), key, activation=activation, offset=offset, multi=multi)
 
     def project(self, query: Tensor) -> Tensor:
         """The query as seen by the keys, W q."""
@@ -265,9 +268,10 @@ class ActivatedGeneral(General):
         super().__init__(query_dim, key_dim, features, heads)
         self.b = zeros(*self.axes)
         self.activation = resolve(activation)
+        self.is_activated = not self.activation.is_identity
         # A module among the callables keeps its own parameters: it must be found by .parameters().
         self.activation_module = activation if isinstance(activation, nn.Module) else None
 
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
         offset = self.b[..., None, None] if self.axes else self.b
-        return self.form(query, key, activation=self.activation, offset=offset)
+        return self.form(query, key, self.activation, offset)

@@ -58,4 +58,6 @@ def pooled(context: Float[Tensor, "b *n d"], found: Available) -> Float[Tensor, 
 
 def real_of(context: Float[Tensor, "b n d"], found: Available) -> Tensor | None:
     """Which contexts belong to real tokens (B, N), where they are those of an input."""
-    return next((mask for mask in found.masks.values() if mask.shape == context.shape[:2]), None)
+    names = found.masks if found.reads is None else found.reads
+    masks = (found.masks.get(name) for name in names)
+    return next((mask for mask in masks if mask is not None and mask.shape == context.shape[:2]), None)

@@ -403,11 +403,16 @@ def mask_arguments(mask: Tensor | None, like: Tensor) -> tuple[Tensor, int, int,
 
 
 def blocks(dv: int, backward: bool) -> dict[str, int]:
-    """Tile sizes and warps."""
+    """Tile sizes and warps.
+
+    Three tf32 passes hold every operand of a product twice, as what a tf32 can hold and as the rest. With values of 128 columns a second
+    stage of them no longer fits into the shared memory of a processor (227 KiB on Hopper), with 256 not even half as many keys.
+    """
     wide = max(16, triton.next_power_of_2(dv))
-    if backward:
-        return {"BM": 64, "BN": 64, "BV": wide, "num_warps": 4, "num_stages": 2}
-    return {"BM": 64, "BN": 128, "BV": wide, "num_warps": 4, "num_stages": 2}
+    m, n = (64, 64) if backward else (64, 128)
+    if wide > 128:
+        m, n = (32, 32) if backward else (64, 64)
+    return {"BM": m, "BN": n, "BV": wide, "num_warps": 4, "num_stages": 2 if wide <= 64 else 1}
 
 
 def arithmetic(on: Tensor) -> dict[str, object]:

@@ -1,8 +1,9 @@
 r"""Hashed attention by chunks, on a GPU: no sorted copies, no masks, no scores in memory.
 
-Tokens of a row stand in `order` in each round, in chunks of m; `spots` holds bucket and chunk of each token as one number, so that
-a token sees those whose spots are equal or one less (one more, too, where it may look ahead). A pair belongs to the first round
-that sees it. A program takes one chunk of one round, finds its tokens through `order`, and reads the neighbouring chunks:
+Tokens of a row stand in `order` in each round, their buckets beside them, in chunks of m: just what sorting gives. A token sees
+those of its bucket in its own chunk and in the one before (the one after, too, where it may look ahead). A pair belongs to the first
+round that sees it; what earlier rounds see is told by `spots`, bucket and chunk of each token as one number, which differ by at most
+one. A program takes one chunk of one round, finds its tokens through `order`, and reads the neighbouring chunks:
 
     forward     S = Q K^T,  P = exp(S - max),  o^r = P V / sum P,  L^r = max + log sum P
     merge       L = log sum_r exp L^r,  o = sum_r exp(L^r - L) o^r
@@ -14,6 +15,8 @@ are written to places of their own and summed, the same way every time.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +25,8 @@ from torch import Tensor
 # Scores of what is not seen, and of the token itself.
 HIDDEN = tl.constexpr(-3.0e38)
 OWN = tl.constexpr(-1.0e30)
+# The bucket of a token that takes no part.
+HOLE = tl.constexpr(32767)
 LONGEST_CHUNK, WIDEST = 128, 128
 
 
@@ -33,12 +38,13 @@ def _near(apart, AHEAD: tl.constexpr):
 
 
 @triton.jit
-def _places(order, chunk, m, N, BLOCK_M: tl.constexpr):
-    """The tokens of a chunk, and which of them there are."""
+def _places(order, buckets, chunk, m, N, BLOCK_M: tl.constexpr):
+    """The tokens of a chunk, their buckets, and which of them there are."""
     slot = tl.arange(0, BLOCK_M)
     place = chunk * m + slot
     there = (slot < m) & (place >= 0) & (place < N)
-    return tl.load(order + place, mask=there, other=0), there
+    token = tl.load(order + place, mask=there, other=0).to(tl.int32)
+    return token, tl.load(buckets + place, mask=there, other=HOLE).to(tl.int32), there
 
 
 @triton.jit
@@ -54,55 +60,64 @@ def _put(x, value, token, there, D, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def _seen(spots, r, all_rows, ti, here, tj, there, low, high, AHEAD: tl.constexpr):
+def _seen(
+    spots, r, N, ti, bi, here, tj, bj, there, low, high, AHEAD: tl.constexpr, ACROSS: tl.constexpr, ROUNDS: tl.constexpr
+):  # fmt: skip
     """Which of the tokens j each of the tokens i sees in this round first."""
-    si = tl.load(spots + r * all_rows + ti, mask=here, other=-100)
-    sj = tl.load(spots + r * all_rows + tj, mask=there, other=-100)
     distance = tj[None, :] - ti[:, None]
-    seen = _near(si[:, None] - sj[None, :], AHEAD) & (si >= 0)[:, None] & (sj >= 0)[None, :]
-    seen = seen & (distance >= low) & (distance <= high)
-    for s in range(0, r):
-        si = tl.load(spots + s * all_rows + ti, mask=here, other=-100)
-        sj = tl.load(spots + s * all_rows + tj, mask=there, other=-100)
-        seen = seen & (_near(si[:, None] - sj[None, :], AHEAD) == 0)
+    seen = (bi < HOLE)[:, None] & (bj < HOLE)[None, :] & (distance >= low) & (distance <= high)
+    if not ACROSS:
+        seen = seen & (bi[:, None] == bj[None, :])
+    if ROUNDS > 1:
+        for s in range(0, r):
+            si = tl.load(spots + s * N + ti, mask=here, other=0)
+            sj = tl.load(spots + s * N + tj, mask=there, other=0)
+            seen = seen & (_near(si[:, None] - sj[None, :], AHEAD) == 0)
     return seen
 
 
 @triton.jit
+def _scores(Q, K, ti, tj, PRECISION: tl.constexpr):
+    """Products; that of a token with itself is far below all others, unless it is not finite and must be seen."""
+    S = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
+    return tl.where(ti[:, None] == tj[None, :], OWN + (S - S), S)
+
+
+@triton.jit
 def _forward(
-    q, k, v, order, spots, out, lse, m, N, rows, D, DV, low, high,
-    AHEAD: tl.constexpr, FINAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, order, buckets, spots, out, lse, m, N, rows, D, DV, low, high,
+    AHEAD: tl.constexpr, ACROSS: tl.constexpr, ROUNDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     c, b, r = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    all_rows = rows.to(tl.int64) * N
-    q, k, v, spots = q + b * N * D, k + b * N * D, v + b * N * DV, spots + b * N
-    at = r * all_rows + b * N
-    order, out, lse = order + at, out + at * DV, lse + at
-    ti, here = _places(order, c, m, N, BLOCK_M)
+    q, k, v, spots = q + b * N * D, k + b * N * D, v + b * N * DV, spots + b * ROUNDS * N
+    order, buckets = order + (b * ROUNDS + r) * N, buckets + (b * ROUNDS + r) * N
+    at = (r.to(tl.int64) * rows + b) * N
+    out, lse = out + at * DV, lse + at
+    ti, bi, here = _places(order, buckets, c, m, N, BLOCK_M)
     Q = _rows(q, ti, here, D, BLOCK_D)
     top = tl.full([BLOCK_M], HIDDEN, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for w in tl.static_range(2 + AHEAD):
-        tj, there = _places(order, c - 1 + w, m, N, BLOCK_M)
+        tj, bj, there = _places(order, buckets, c - 1 + w, m, N, BLOCK_M)
         K, V = _rows(k, tj, there, D, BLOCK_D), _rows(v, tj, there, DV, BLOCK_V)
-        seen = _seen(spots, r, all_rows, ti, here, tj, there, low, high, AHEAD)
-        S = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
-        S = tl.where(ti[:, None] == tj[None, :], OWN, S)
-        S = tl.where(seen, S, HIDDEN)
+        seen = _seen(spots, r, N, ti, bi, here, tj, bj, there, low, high, AHEAD, ACROSS, ROUNDS)
+        S = tl.where(seen, _scores(Q, K, ti, tj, PRECISION), HIDDEN)
         higher = tl.maximum(top, tl.max(S, 1))
         P = tl.where(seen, tl.exp(S - higher[:, None]), 0.0)
         scale = tl.exp(top - higher)
         total = total * scale + tl.sum(P, 1)
         acc = acc * scale[:, None] + tl.dot(P.to(V.dtype), V, input_precision=PRECISION)
         top = higher
-    alive = total > 0
-    total = tl.where(alive, total, 1.0)
+    # What is not a number is not empty: it stays so, in whatever round it is seen.
+    empty = total <= 0
+    total = tl.where(empty, 1.0, total)
     L = top + tl.log(total)
-    if FINAL:
-        L = tl.where(alive, L, 0.0)
+    if ROUNDS > 1:
+        L = tl.where(empty, HIDDEN, L)
     else:
-        L = tl.where(alive, L, HIDDEN)
+        L = tl.where(empty, 0.0, L)
     _put(out, acc / total[:, None], ti, here, DV, BLOCK_V)
     tl.store(lse + ti, L, mask=here)
 
@@ -121,40 +136,44 @@ def _merge(partial, lse, out, total, count, DV, ROUNDS: tl.constexpr, BLOCK: tl.
         weight = tl.exp(tl.load(lse + r * count + i, mask=here, other=HIDDEN) - top)
         norm += weight
         acc += weight[:, None] * _rows(partial + r * count * DV, i, here, DV, BLOCK_V)
-    alive = top > HIDDEN / 2
-    _put(out, tl.where(alive[:, None], acc / norm[:, None], 0.0), i, here, DV, BLOCK_V)
-    tl.store(total + i, tl.where(alive, top + tl.log(norm), 0.0), mask=here)
+    # The largest of some numbers and of what is none may be a number; their sum is not.
+    empty = (top <= HIDDEN / 2) & (norm == norm)
+    _put(out, tl.where(empty[:, None], 0.0, acc / norm[:, None]), i, here, DV, BLOCK_V)
+    tl.store(total + i, tl.where(empty, 0.0, top + tl.log(norm)), mask=here)
 
 
 @triton.jit
 def _pair(Q, K, V, G, L, delta, ti, tj, seen, PRECISION: tl.constexpr):
     """Weights and gradients of the scores of one pair of chunks."""
     own = ti[:, None] == tj[None, :]
-    S = tl.where(own, OWN, tl.dot(Q, tl.trans(K), input_precision=PRECISION))
+    S = _scores(Q, K, ti, tj, PRECISION)
     P = tl.where(seen, tl.exp(tl.where(seen, S - L[:, None], HIDDEN)), 0.0)
     dP = tl.dot(G, tl.trans(V), input_precision=PRECISION)
-    return P, tl.where(own, 0.0, P * (dP - delta[:, None]))
+    dS = tl.where(seen, P * (dP - delta[:, None]), 0.0)
+    return P, tl.where(own, dS - dS, dS)
 
 
 @triton.jit
 def _of_queries(
-    q, k, v, g, lse, delta, order, spots, dq, m, N, rows, D, DV, low, high,
-    AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, g, lse, delta, order, buckets, spots, out, dq, m, N, rows, D, DV, low, high,
+    AHEAD: tl.constexpr, ACROSS: tl.constexpr, ROUNDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     c, b, r = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    all_rows = rows.to(tl.int64) * N
-    q, k, v, g, spots = q + b * N * D, k + b * N * D, v + b * N * DV, g + b * N * DV, spots + b * N
-    at = r * all_rows + b * N
-    order, dq = order + at, dq + at * D
-    ti, here = _places(order, c, m, N, BLOCK_M)
+    q, k, v, g = q + b * N * D, k + b * N * D, v + b * N * DV, g + b * N * DV
+    order, buckets, spots = order + (b * ROUNDS + r) * N, buckets + (b * ROUNDS + r) * N, spots + b * ROUNDS * N
+    dq = dq + (r.to(tl.int64) * rows + b) * N * D
+    ti, bi, here = _places(order, buckets, c, m, N, BLOCK_M)
     Q, G = _rows(q, ti, here, D, BLOCK_D), _rows(g, ti, here, DV, BLOCK_V)
     L = tl.load(lse + b * N + ti, mask=here, other=0.0)
-    of = tl.load(delta + b * N + ti, mask=here, other=0.0)
+    # Every round has every token: one of them leaves its delta for the kernel that follows.
+    of = tl.sum(G.to(tl.float32) * _rows(out + b * N * DV, ti, here, DV, BLOCK_V).to(tl.float32), 1)
+    tl.store(delta + b * N + ti, of, mask=here & (r == 0))
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for w in tl.static_range(2 + AHEAD):
-        tj, there = _places(order, c - 1 + w, m, N, BLOCK_M)
+        tj, bj, there = _places(order, buckets, c - 1 + w, m, N, BLOCK_M)
         K, V = _rows(k, tj, there, D, BLOCK_D), _rows(v, tj, there, DV, BLOCK_V)
-        seen = _seen(spots, r, all_rows, ti, here, tj, there, low, high, AHEAD)
+        seen = _seen(spots, r, N, ti, bi, here, tj, bj, there, low, high, AHEAD, ACROSS, ROUNDS)
         P, dS = _pair(Q, K, V, G, L, of, ti, tj, seen, PRECISION)
         acc += tl.dot(dS.to(K.dtype), K, input_precision=PRECISION)
     _put(dq, acc, ti, here, D, BLOCK_D)
@@ -162,24 +181,25 @@ def _of_queries(
 
 @triton.jit
 def _of_keys(
-    q, k, v, g, lse, delta, order, spots, dk, dv, m, N, rows, D, DV, low, high,
-    AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, g, lse, delta, order, buckets, spots, dk, dv, m, N, rows, D, DV, low, high,
+    AHEAD: tl.constexpr, ACROSS: tl.constexpr, ROUNDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     c, b, r = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    all_rows = rows.to(tl.int64) * N
-    q, k, v, g, spots = q + b * N * D, k + b * N * D, v + b * N * DV, g + b * N * DV, spots + b * N
-    at = r * all_rows + b * N
-    order, dk, dv = order + at, dk + at * D, dv + at * DV
-    tj, there = _places(order, c, m, N, BLOCK_M)
+    q, k, v, g = q + b * N * D, k + b * N * D, v + b * N * DV, g + b * N * DV
+    order, buckets, spots = order + (b * ROUNDS + r) * N, buckets + (b * ROUNDS + r) * N, spots + b * ROUNDS * N
+    at = (r.to(tl.int64) * rows + b) * N
+    dk, dv = dk + at * D, dv + at * DV
+    tj, bj, there = _places(order, buckets, c, m, N, BLOCK_M)
     K, V = _rows(k, tj, there, D, BLOCK_D), _rows(v, tj, there, DV, BLOCK_V)
     acc_k = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for w in tl.static_range(2 + AHEAD):
-        ti, here = _places(order, c + 1 - w, m, N, BLOCK_M)
+        ti, bi, here = _places(order, buckets, c + 1 - w, m, N, BLOCK_M)
         Q, G = _rows(q, ti, here, D, BLOCK_D), _rows(g, ti, here, DV, BLOCK_V)
         L = tl.load(lse + b * N + ti, mask=here, other=0.0)
         of = tl.load(delta + b * N + ti, mask=here, other=0.0)
-        seen = _seen(spots, r, all_rows, ti, here, tj, there, low, high, AHEAD)
+        seen = _seen(spots, r, N, ti, bi, here, tj, bj, there, low, high, AHEAD, ACROSS, ROUNDS)
         P, dS = _pair(Q, K, V, G, L, of, ti, tj, seen, PRECISION)
         acc_v += tl.dot(tl.trans(P.to(G.dtype)), G, input_precision=PRECISION)
         acc_k += tl.dot(tl.trans(dS.to(Q.dtype)), Q, input_precision=PRECISION)
@@ -203,16 +223,33 @@ def _block(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
+class Places(NamedTuple):
+    """Where tokens stand, and whom they see."""
+
+    order: Tensor  # (B, R, N), which token stands at each place
+    buckets: Tensor  # (B, R, N), of the token at each place
+    spots: Tensor | None  # (B, R, N) in int32, bucket and chunk of each token; None with one round
+    chunk: int
+    across: bool  # whether chunks are all that counts
+    low: int  # distances from here ...
+    high: int  # ... to here are seen
+
+
 class Launch:
     """Sizes of a launch, and its grid: chunks, rows, rounds."""
 
-    def __init__(self, q: Tensor, v: Tensor, order: Tensor, chunk: int, low: int, high: int) -> None:
-        self.rounds, self.rows, self.n = order.shape
+    def __init__(self, q: Tensor, v: Tensor, places: Places) -> None:
+        order, _, _, chunk, across, low, high = places
+        self.rows, self.rounds, self.n = order.shape
+        # With one round nobody asks for spots.
+        self.where = (order, places.buckets, order if places.spots is None else places.spots)
         self.grid = (triton.cdiv(self.n, chunk), self.rows, self.rounds)
         self.sizes = (chunk, self.n, self.rows, q.shape[-1], v.shape[-1], low, high)
         block = _block(chunk)
         self.blocks = {
             "AHEAD": int(high > 0),
+            "ACROSS": across,
+            "ROUNDS": self.rounds,
             "BLOCK_M": block,
             "BLOCK_D": _block(q.shape[-1]),
             "BLOCK_V": _block(v.shape[-1]),
@@ -226,19 +263,16 @@ class Launch:
         return torch.empty((self.rounds, *like.shape), dtype=dtype, device=like.device)
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, order: Tensor, spots: Tensor, chunk: int, low: int, high: int
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, places: Places) -> tuple[Tensor, Tensor]:
     """Contexts (B, N, d_v) in the dtype of v, and log-sum-exps (B, N) in float32, zero where nothing is seen.
 
-    q and k (B, N, d), v (B, N, d_v), order and spots (R, B, N) in int32, all contiguous; distances from low to high are seen.
+    q and k (B, N, d), v (B, N, d_v); all contiguous.
     """
-    launch = Launch(q, v, order, chunk, low, high)
+    launch = Launch(q, v, places)
     partial = launch.partial(v)
-    lse = torch.empty(order.shape, dtype=torch.float32, device=q.device)
-    final = launch.rounds == 1
-    _forward[launch.grid](q, k, v, order, spots, partial, lse, *launch.sizes, FINAL=final, **launch.blocks)
-    if final:
+    lse = torch.empty((launch.rounds, *v.shape[:2]), dtype=torch.float32, device=q.device)
+    _forward[launch.grid](q, k, v, *launch.where, partial, lse, *launch.sizes, **launch.blocks)
+    if launch.rounds == 1:
         return partial[0], lse[0]
     out, total, count = torch.empty_like(v), torch.empty_like(lse[0]), launch.rows * launch.n
     _merge[(triton.cdiv(count, 64),)](
@@ -248,15 +282,14 @@ def forward(
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, order: Tensor, spots: Tensor, chunk: int, low: int, high: int
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, places: Places
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, in their dtypes."""
-    launch = Launch(q, v, order, chunk, low, high)
-    delta = (grad.float() * out.float()).sum(-1)
-    grad = grad.to(v.dtype).contiguous()
+    launch = Launch(q, v, places)
+    delta, grad = torch.empty_like(total), grad.to(v.dtype).contiguous()
     dq, dk, dv = launch.partial(q), launch.partial(k), launch.partial(v)
-    given = (q, k, v, grad, total, delta, order, spots)
-    _of_queries[launch.grid](*given, dq, *launch.sizes, **launch.blocks)
+    given = (q, k, v, grad, total, delta, *launch.where)
+    _of_queries[launch.grid](*given, out, dq, *launch.sizes, **launch.blocks)
     _of_keys[launch.grid](*given, dk, dv, *launch.sizes, **launch.blocks)
     if launch.rounds == 1:
         return dq[0], dk[0], dv[0]

@@ -1,4 +1,5 @@
-"""Figures of attention: heat maps, token strips, the maps of a bias and of buckets, the graph with weighted edges, arcs over a sentence.
+"""Figures of attention: heat maps, token strips, the maps of a bias and of buckets, the graph with weighted edges, arcs over a sentence,
+pictures under what was looked at.
 
 Every function returns a `matplotlib.figure.Figure` that belongs to nobody: no backend is chosen, nothing is
 registered with pyplot, nothing needs closing. Text is drawn as it is written: dollars, backslashes and angle
@@ -11,6 +12,7 @@ from regard.report.figures.buckets import bucket_map
 from regard.report.figures.canvas import colormap, save
 from regard.report.figures.graph import graph
 from regard.report.figures.heatmap import heatmap
+from regard.report.figures.picture import picture_maps
 from regard.report.figures.strips import token_strip, token_strips, trace_strips
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "colormap",
     "graph",
     "heatmap",
+    "picture_maps",
     "save",
     "token_strip",
     "token_strips",

@@ -58,15 +58,17 @@ class StreamedBias:
     """The b_ij of any tile, as a function of positions i (m, 1) and j (1, n), both ascending.
 
     `lead` are the axes before those two, and `requires_grad` says whether a gradient flows into it: where none does, a library
-    call may take it written out.
+    call may take it written out. `tensors` follow i and j as arguments of the function: a learned bias that names what it is made of
+    can be computed where ranks share the keys (`parallel.context`).
     """
 
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[..., Tensor]
     lead: tuple[int, ...] = ()
     requires_grad: bool = False
+    tensors: tuple[Tensor, ...] = ()
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
-        return self.function(i, j)
+        return self.function(i, j, *self.tensors)
 
 
 def rows_of(x: Tensor, i: Tensor, first: int) -> Tensor:

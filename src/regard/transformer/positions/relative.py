@@ -11,6 +11,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.masks import Directional
 from regard.general.scores.base import matrix, vector, width, zeros
+from regard.ops.parallel.ranks import first_place
 from regard.transformer.positions.base import RelativePosition, StreamedBias, angles, gathered, rows_of, wide_dtype
 
 
@@ -94,13 +95,13 @@ class ShawPosition(RelativePosition):
 
     def bias(self, query: Tensor, key: Tensor) -> StreamedBias:
         _check_width(query, self.r.shape[-1])
-        first, reach = key.shape[-2] - query.shape[-2], self.reach
+        first, reach = first_place(query.shape[-2]) + key.shape[-2] - query.shape[-2], self.reach
         products = query @ self.r.to(query.dtype).mT / math.sqrt(query.shape[-1])
 
-        def tile(i: Tensor, j: Tensor) -> Tensor:
+        def tile(i: Tensor, j: Tensor, products: Tensor) -> Tensor:
             return gathered(rows_of(products, i, first), (j - i).clamp(-reach, reach) + reach)
 
-        return StreamedBias(tile, tuple(products.shape[:-2]), products.requires_grad)
+        return StreamedBias(tile, tuple(products.shape[:-2]), products.requires_grad, (products,))
 
     def extra_repr(self) -> str:
         return f"head_dim={self.r.shape[-1]}, reach={self.reach}"
@@ -155,26 +156,28 @@ class TransformerXLPosition(RelativePosition):
 
     def bias(self, query: Tensor, key: Tensor) -> StreamedBias:
         _check_width(query, self.v.shape[-1])
-        first, d = key.shape[-2] - query.shape[-2], query.shape[-1]
+        first, d = first_place(query.shape[-2]) + key.shape[-2] - query.shape[-2], query.shape[-1]
         asking = (query + self.v.to(query.dtype)[:, None, :]) / math.sqrt(d)
 
-        def tile(i: Tensor, j: Tensor) -> Tensor:
+        def tile(i: Tensor, j: Tensor, asking: Tensor, W_R: Tensor) -> Tensor:
             if 0 in (i.shape[0], j.shape[1]):
                 return asking.new_zeros(*asking.shape[:-2], i.shape[0], j.shape[1])
             # Every distance of the tile once; a row then takes those of its own keys.
             nearest = i[:1, 0] - j[0, -1:]
             count = i.shape[0] + j.shape[1] - 1
-            distances = self.of(nearest + torch.arange(count, device=i.device), asking.dtype)
+            distances = self.of(nearest + torch.arange(count, device=i.device), asking.dtype, W_R)
             return gathered(rows_of(asking, i, first) @ distances.mT, i - j - nearest)
 
-        return StreamedBias(tile, tuple(asking.shape[:-2]), asking.requires_grad or self.W_R.requires_grad)
+        learns = asking.requires_grad or self.W_R.requires_grad
+        return StreamedBias(tile, tuple(asking.shape[:-2]), learns, (asking, self.W_R))
 
-    def of(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
+    def of(self, distance: Tensor, dtype: torch.dtype, W_R: Tensor | None = None) -> Tensor:
         """The vectors of these distances for every head, (H, n, d)."""
+        W_R = self.W_R if W_R is None else W_R
         distance = distance if self.clamp is None else distance.clamp(-self.clamp, self.clamp)
         angle = angles(distance, self.dim, 10000.0, wide_dtype(dtype))
         R = torch.cat([angle.sin(), angle.cos()], -1).to(dtype)
-        return R @ self.W_R.to(dtype).mT
+        return R @ W_R.to(dtype).mT
 
     def extra_repr(self) -> str:
         return f"heads={self.u.shape[0]}, head_dim={self.u.shape[1]}, dim={self.dim}, clamp={self.clamp}"

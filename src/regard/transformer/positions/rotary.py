@@ -11,6 +11,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.scores import Score
 from regard.general.scores.base import BilinearForm
+from regard.ops.parallel.ranks import shard_of
 from regard.transformer.positions.base import RelativePosition, angles, wide_dtype
 
 
@@ -81,7 +82,9 @@ class RotatedScore(Score):
                 refusal("position", f"rotary with {type(self.inner).__name__}", "a score that is a product", fix)
             )
         nq, n = form.sizes
-        return replace(form, query=rotated(form.query, n - nq, self.base), key=rotated(form.key, 0, self.base))
+        shard = shard_of(nq, n)
+        first, place = (n - nq, 0) if shard is None else (shard.n - shard.nq + shard.first_query, shard.first_key)
+        return replace(form, query=rotated(form.query, first, self.base), key=rotated(form.key, place, self.base))
 
 
 def rotated(x: Tensor, start: int, base: float = 10000.0) -> Tensor:

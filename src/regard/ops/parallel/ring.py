@@ -1,0 +1,274 @@
+r"""Ring execution: keys and values go from rank to rank, and each rank folds what comes by into the states of its own queries.
+
+Rank $r$ holds the keys of rank $r - s$ in step $s$. A state (ops.folds) is read when all have come by; nothing larger than a panel of
+queries beside the keys of one rank is ever written, and no rank holds more keys than its own and its neighbour's.
+
+Backward. With the whole state known, the summand of each block is a function of that block alone, and the gradient of every summand
+is that of the sum. So keys go round once more; each rank computes the block again, keeps what its own queries and the parameters get, and
+adds what the keys get to a sum that travels with them, and is home after one more step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._errors import refusal
+from regard.ops.blockwise import CPU_PANEL_ELEMENTS, GPU_PANEL_ELEMENTS, LARGE_PANEL_ELEMENTS
+from regard.ops.call import Call
+from regard.ops.folds import Fold, SoftFold, State, finish
+from regard.ops.forms import wide
+from regard.ops.heap import return_freed_memory
+from regard.ops.parallel.sharded import Operand, ShardedCall, bias_beside, facts, rebuilt
+
+# Panels between two visits to the allocator, each of which costs as much as half a panel of dot products.
+TIDY_EVERY = 4
+_GATHER = "Fix: parallel.context(mesh, exchange='gather'), which holds the keys of all ranks on each."
+
+
+def why_not_ring(call: ShardedCall) -> str | None:
+    """The reason why this call cannot go round a ring, or None."""
+    fold = getattr(call.align, "fold", None)
+    probe = _probe(call)
+    if fold is None or (call.align.temperature_of_softmax is None and fold(probe.tile()) is None):
+        return f"alignment {type(call.align).__name__} has no fold: it needs the scores of all keys at once"
+    return None
+
+
+def ring(call: ShardedCall, rows: int | None = None) -> Tensor:
+    """Attend: (..., Nq, d_v) of this rank's queries."""
+    ranks = call.shard.ranks
+    said = ranks.agree("attending", facts(call), {"hidden": _learns_unseen(call)})
+    for each in said:
+        if each["hidden"] is not None:
+            expected = "inside parallel.context, tensors that are named, so that their gradients are found"
+            raise NotImplementedError(refusal(each["hidden"], "a function that learns", expected, _GATHER))
+    job = _Job(call, rows)
+    context: Tensor = _Ring.apply(job, *(operand.tensor for operand in job.operands))  # type: ignore[no-untyped-call]
+    return context
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What to do, but for the tensors to do it with."""
+
+    call: ShardedCall
+    rows: int | None  # of a panel, if somebody asked
+
+    @cached_property
+    def operands(self) -> list[Operand]:
+        return list(self.call.operands())
+
+    @cached_property
+    def keys(self) -> list[int]:
+        """Which of the operands go round."""
+        return [k for k, operand in enumerate(self.operands) if operand.side == "key"]
+
+    @cached_property
+    def row_elements(self) -> int:
+        """Numbers that one query needs at once, beside the keys of a rank."""
+        return math.prod(self.call.lead) * max(self.call.shard.keys) * _probe(self.call).row_elements
+
+    @cached_property
+    def panels(self) -> list[range]:
+        budget = CPU_PANEL_ELEMENTS if self.call.device.type == "cpu" else GPU_PANEL_ELEMENTS
+        return self.call.panels(max(1, budget // max(1, self.row_elements)) if self.rows is None else self.rows)
+
+    def tidy(self, k: int) -> None:
+        """Give the temporaries of some panels back to the system, where they are worth it."""
+        large = self.call.device.type == "cpu" and len(self.panels[0]) * self.row_elements >= LARGE_PANEL_ELEMENTS
+        if large and k % TIDY_EVERY == 0:
+            return_freed_memory()
+
+    def places(self, owner: int) -> range:
+        """The keys of a rank among all."""
+        first = self.call.shard.first_keys[owner]
+        return range(first, first + self.call.shard.keys[owner])
+
+    def shapes(self, owner: int) -> list[list[int]]:
+        """Of the operands of a rank's keys."""
+        found = []
+        for k in self.keys:
+            shape = list(self.operands[k].tensor.shape)
+            shape[self.operands[k].axis] = self.call.shard.keys[owner]
+            found.append(shape)
+        return found
+
+    def meets(self, i: range, owner: int) -> bool:
+        """Whether any of these queries may attend any key of a rank."""
+        mask, j = self.call.mask, self.places(owner)
+        if not i or not j:
+            return False
+        return mask is None or bool(mask.part(i, j).meets(range(len(i)), range(len(j))))  # type: ignore[attr-defined]
+
+    def part(self, tensors: Sequence[Tensor], i: range, owner: int) -> Call:
+        """A panel of queries beside the keys of a rank, from operands that are cut to them."""
+        given = {operand.name: x for operand, x in zip(self.operands, tensors, strict=True)}
+        return rebuilt(self.call, given, i, self.places(owner))
+
+    def fold(self, part: Call, tensors: Sequence[Tensor]) -> Fold:
+        for operand, x in zip(self.operands, tensors, strict=True):
+            if operand.name == "temperature":
+                return SoftFold(x)
+        fold: Fold = part.align.fold(part.tile())  # type: ignore[attr-defined]
+        return fold
+
+    def wide(self) -> AbstractContextManager[object]:
+        """The operands already have autocast's dtype; what is computed from them must stay wide."""
+        kind = self.call.device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor:
+        call, ranks = job.call, job.call.shard.ranks
+        started = [job.part([x.cut(i) for x in job.operands], i, ranks.rank) for i in job.panels]
+        folds = [job.fold(part, tensors) for part in started]
+        states = [fold.start(part.tile()) for fold, part in zip(folds, started, strict=True)]
+        held = [tensors[k] for k in job.keys]
+        for step in range(ranks.size):
+            owner = ranks.owner(step)
+            passing = ranks.passing(held, job.shapes(ranks.owner(step + 1))) if step < ranks.size - 1 else None
+            for k, i in enumerate(job.panels):
+                if job.meets(i, owner):
+                    cut = _cut(job, tensors, held, i)
+                    part = job.part(cut, i, owner)
+                    states[k] = job.fold(part, cut).absorb(states[k], part.scores(tiled=True), part.tile())
+                    job.tidy(k)
+            held = held if passing is None else passing.done()
+        contexts = [finish(*each) for each in zip(folds, states, (part.tile() for part in started), strict=True)]
+        ctx.job, ctx.sizes = job, [len(state) for state in states]
+        ctx.save_for_backward(*tensors, *(x for state in states for x in state))
+        if not contexts:
+            return wide(call.value).new_zeros(*call.lead, 0, call.value.shape[-1])
+        return torch.cat(contexts, -2)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        job: _Job = ctx.job
+        count = len(job.operands)
+        tensors, flat = ctx.saved_tensors[:count], iter(ctx.saved_tensors[count:])
+        states = [tuple(next(flat) for _ in range(size)) for size in ctx.sizes]
+        needed = ctx.needs_input_grad[1:]
+        with job.wide():
+            return None, *_backward(job, tensors, states, needed, grad)
+
+
+def _backward(
+    job: _Job, tensors: Sequence[Tensor], states: list[State], needed: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    ranks = job.call.shard.ranks
+    found = [torch.zeros_like(wide(x)) if need else None for x, need in zip(tensors, needed, strict=True)]
+    learning = [k for k in job.keys if needed[k]]
+    due = [_of_state(job, tensors, state, i, grad) for state, i in zip(states, job.panels, strict=True)]
+    held = [tensors[k] for k in job.keys]
+    for step in range(ranks.size):
+        owner = ranks.owner(step)
+        passing = ranks.passing(held, job.shapes(ranks.owner(step + 1))) if step < ranks.size - 1 else None
+        gained: dict[int, Tensor] = {
+            k: torch.zeros_like(wide(x)) for k, x in zip(job.keys, held, strict=True) if needed[k]
+        }
+        for panel, (state, wanted, i) in enumerate(zip(states, due, job.panels, strict=True)):
+            if job.meets(i, owner):
+                _absorb_gradients(job, _cut(job, tensors, held, i), needed, (state, wanted), (i, owner), found, gained)
+                job.tidy(panel)
+        # The sum of the keys' gradients follows the keys: what earlier ranks found, and now this one.
+        total = [gained[k] if step == 0 else gained[k].add_(found[k]) for k in learning]  # type: ignore[arg-type]
+        shapes = dict(zip(job.keys, job.shapes(ranks.owner(step + 1)), strict=True))
+        arrived = ranks.passing(total, [shapes[k] for k in learning]).done() if ranks.size > 1 else total
+        for k, x in zip(learning, arrived, strict=True):
+            found[k] = x
+        held = held if passing is None else passing.done()
+    return [None if g is None else g.to(x.dtype) for g, x in zip(found, tensors, strict=True)]
+
+
+def _of_state(job: _Job, tensors: Sequence[Tensor], state: State, i: range, grad: Tensor) -> list[Tensor | None]:
+    """The gradient of each entry of a panel's state, None where there is none."""
+    part = job.part([x.cut(i, t) for x, t in zip(job.operands, tensors, strict=True)], i, job.call.shard.ranks.rank)
+    leaves = tuple(x.detach().requires_grad_() if x.dtype.is_floating_point else x for x in state)
+    with torch.enable_grad():
+        context = finish(job.fold(part, tensors), leaves, part.tile())
+    floats = [x for x in leaves if x.requires_grad]
+    wanted = grad[..., i.start : i.stop, :].to(context.dtype)
+    grads = iter(torch.autograd.grad(context, floats, wanted, allow_unused=True))
+    return [next(grads) if x.requires_grad else None for x in leaves]
+
+
+def _absorb_gradients(
+    job: _Job,
+    cut: Sequence[Tensor],
+    needed: Sequence[bool],
+    of_state: tuple[State, list[Tensor | None]],
+    where: tuple[range, int],
+    found: list[Tensor | None],
+    gained: dict[int, Tensor],
+) -> None:
+    """Compute a block again, and add what its operands get: to `gained` for those that go round, to `found` for the others."""
+    (state, wanted), (i, owner) = of_state, where
+    leaves = [x.detach().requires_grad_() if need else x.detach() for x, need in zip(cut, needed, strict=True)]
+    with torch.enable_grad():
+        part = job.part(leaves, i, owner)
+        fold, tile = job.fold(part, leaves), part.tile()
+        share = fold.share(fold.absorb(fold.start(tile), part.scores(tiled=True), tile), state)
+    pairs = [(x, g) for x, g in zip(share, wanted, strict=True) if g is not None and x.requires_grad]
+    if not pairs:
+        return
+    learning = [k for k, need in enumerate(needed) if need]
+    outputs, due = zip(*pairs, strict=True)
+    grads = torch.autograd.grad(outputs, [leaves[k] for k in learning], due, allow_unused=True)
+    for k, g in zip(learning, grads, strict=True):
+        if g is not None:
+            total = gained[k] if k in gained else job.operands[k].cut(i, found[k])
+            total += g
+
+
+def _cut(job: _Job, tensors: Sequence[Tensor], held: Sequence[Tensor], i: range) -> list[Tensor]:
+    """The operands of a panel beside the keys that are here."""
+    cut = [operand.cut(i, x) for operand, x in zip(job.operands, tensors, strict=True)]
+    for k, x in zip(job.keys, held, strict=True):
+        cut[k] = x
+    return cut
+
+
+def _probe(call: ShardedCall) -> Call:
+    """A query and a key of zeros, to learn what does not depend on how many there are."""
+    given = {}
+    for operand in call.operands():
+        shape = list(operand.tensor.shape)
+        if operand.side in ("query", "key"):
+            shape[operand.axis] = 1
+        if operand.side == "pair":
+            shape[-2:] = [1, 1]
+        given[operand.name] = operand.tensor.new_zeros(shape) if shape else operand.tensor.detach()
+    return rebuilt(replace(call, mask=None, bias=None), given, range(1), range(1))
+
+
+def _learns_unseen(call: ShardedCall) -> str | None:
+    """What has parameters that only autograd would find: its name; None where there is nothing."""
+    if not torch.is_grad_enabled():
+        return None
+    with torch.enable_grad():
+        probe = _probe(call)
+        if probe.form.scores(range(1)).requires_grad:
+            return "activation"
+        tile = probe.tile()
+        temperature = call.align.temperature_of_softmax
+        fold = SoftFold() if isinstance(temperature, Tensor) else call.align.fold(tile)  # type: ignore[attr-defined]
+        state = fold.absorb(fold.start(tile), probe.scores().detach(), tile)
+        if any(x.requires_grad for x in state):
+            return "align"
+        if call.bias is None or isinstance(call.bias, Tensor) or call.nq == 0:
+            return None
+        named = {f"bias.{k}": x.detach() for k, x in enumerate(getattr(call.bias, "tensors", ()))}
+        bias: Any = bias_beside(call, named, range(1))
+        place = torch.full((1, 1), call.start, device=call.device)
+        return "bias" if bias(place, torch.zeros_like(place)).requires_grad else None

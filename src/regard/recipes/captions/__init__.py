@@ -1,0 +1,5 @@
+"""Captions of pictures."""
+
+from regard.recipes.captions.recipe import RECIPE, Captions
+
+__all__ = ["RECIPE", "Captions"]
