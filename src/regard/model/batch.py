@@ -36,9 +36,9 @@ class Example:
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
-    """Several examples, padded.
+    """Several examples, padded. Nothing changes one; it is not frozen since engines that convert a batch copy it field by field.
 
     Attributes:
         inputs: by name, (B, N, ...).
