@@ -35,7 +35,15 @@ def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     run = small_run(tmp_path)
     names = {path.name for path in run.folder.iterdir()}
     assert names == {
-        *("config.json", "known.json", "versions.json", "metrics.json", "curve.csv", "weights.safetensors", "state.ckpt"),
+        *(
+            "config.json",
+            "known.json",
+            "versions.json",
+            "metrics.json",
+            "curve.csv",
+            "weights.safetensors",
+            "state.ckpt",
+        ),
         *("predictions.jsonl", "attention.safetensors", "attention.svg", "tensorboard"),
     }
     assert run.recipe().as_dict() == configured("dates", SMALL).as_dict()

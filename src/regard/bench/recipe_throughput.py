@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Encoder(nn.Module):
     """Vectors and a packed recurrent network in both directions."""
 
-    def __init__(self, count: int, dim: int, hidden_dim: int, kind: type[nn.RNNBase], dropout: float) -> None:
+    def __init__(self, count: int, dim: int, hidden_dim: int, kind: type[nn.LSTM | nn.GRU], dropout: float) -> None:
         super().__init__()
         self.table, self.dropout = nn.Embedding(count, dim), nn.Dropout(dropout)
         self.network = kind(dim, hidden_dim // 2, batch_first=True, bidirectional=True)
@@ -61,7 +61,8 @@ class Additive(nn.Module):
 
     def forward(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         scores = self.w(torch.tanh(self.of_query(query).unsqueeze(2) + self.of_key(keys).unsqueeze(1))).squeeze(-1)
-        return scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1) @ keys
+        weights: Tensor = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1)
+        return weights @ keys
 
 
 class Sentiment(nn.Module):

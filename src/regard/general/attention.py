@@ -313,7 +313,7 @@ def _arguments() -> set[str]:
 
 
 def _check_start(start: Any) -> None:
-    if isinstance(start, bool) or not isinstance(start, int | torch.SymInt) or abs(start) >= 1 << 62:
+    if isinstance(start, bool) or not isinstance(start, int | torch.SymInt) or not -(1 << 62) < start < 1 << 62:
         raise TypeError(refusal("start", repr(start), "a position, a whole number"))
 
 

@@ -187,7 +187,15 @@ class Dates(Recipe):
     def build(self) -> TaskModel:
         h, d = self.hidden_dim, self.embedding_dim
         features = Chain(Embedding(len(_LETTERS), d), RecurrentEncoder(d, h // 2))
-        widths = {"query_dim": h, "key_dim": h, "hidden_dim": h // 2, "value_dim": h, "dim": h, "heads": 4, "rank": h // 4}
+        widths = {
+            "query_dim": h,
+            "key_dim": h,
+            "hidden_dim": h // 2,
+            "value_dim": h,
+            "dim": h,
+            "heads": 4,
+            "rank": h // 4,
+        }
         attention = make_attention(self.attention, self.options, **widths)
         return TaskModel(features, None, attention, SequenceDecoder(len(_DIGITS) + 1, d, h, h))
 

@@ -1,5 +1,4 @@
-"""Figures of attention: heat maps, token strips, the maps of a bias and of buckets, the graph with weighted edges, arcs over a sentence,
-pictures under what was looked at.
+"""Figures of attention: heat maps, token strips, maps of a bias and of buckets, weighted graphs, arcs over a sentence, pictures.
 
 Every function returns a `matplotlib.figure.Figure` that belongs to nobody: no backend is chosen, nothing is
 registered with pyplot, nothing needs closing. Text is drawn as it is written: dollars, backslashes and angle
