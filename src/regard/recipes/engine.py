@@ -147,6 +147,18 @@ class _Training(pl.LightningModule):
         if self.events is not None:
             self.events.write(self.update, {"loss": sum(losses) / len(losses)})
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if _shards(self.trainer):
+            # The norm is that of gradients which no process has all of.
+            self.trainer.strategy.model.clip_grad_norm_(gradient_clip_val)  # type: ignore[union-attr, operator]
+            return
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = torch.optim.AdamW(self.recipe.groups(self.model), weight_decay=self.recipe.weight_decay)
         self.rates = [group["lr"] for group in optimizer.param_groups]
@@ -201,19 +213,24 @@ class _Watch(Checkpoint):
             whole(self.run.folder / STATE, lambda draft: torch.save(state, draft))
 
 
-def _gathered(trainer: pl.Trainer) -> AbstractContextManager[None]:
-    """Whole parameters on every process, where they are spread over them."""
+def _shards(trainer: pl.Trainer) -> bool:
+    """Whether parameters are spread over processes."""
     from lightning.pytorch.strategies import FSDPStrategy
 
-    if not isinstance(trainer.strategy, FSDPStrategy):
+    return isinstance(trainer.strategy, FSDPStrategy)
+
+
+def _gathered(trainer: pl.Trainer) -> AbstractContextManager[None]:
+    """Whole parameters on every process, where they are spread over them."""
+    if not _shards(trainer):
         return nullcontext()
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     assert trainer.strategy.model is not None
-    whole_: AbstractContextManager[None] = FullyShardedDataParallel.summon_full_params(
+    gathered: AbstractContextManager[None] = FullyShardedDataParallel.summon_full_params(
         trainer.strategy.model, writeback=False
     )
-    return whole_
+    return gathered
 
 
 def evaluated(
