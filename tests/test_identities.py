@@ -219,8 +219,9 @@ def test_i08_a_row_with_nothing_to_attend_to_is_nothing(case: Case, impl: str) -
 def test_i08_a_bias_of_minus_infinity_is_a_mask(case: Case, impl: str) -> None:
     attend, x = case.build(), case.inputs(grad=True)
     mask = torch.rand(LEAD, NQ, N, generator=torch.Generator().manual_seed(1)) > 0.4
+    mask[..., -1] = True  # every query sees the last key, so that its sequence is as long as it was
     mask[0, 2] = False
-    mask[:, 0] = True  # every key is read by somebody, so that the sequence is as long as it was
+    mask[:, 0] = True
     bias = torch.zeros(LEAD, NQ, N, dtype=torch.float64).masked_fill(~mask, -math.inf).requires_grad_()
     with rg.execution(impl, panel=2):
         masked = run(attend, x, mask=mask)

@@ -20,7 +20,7 @@ import regard as rg
 from regard.model import Batch, Chain, Classifier, Embedding, TaskModel
 from regard.recipes.runs import WEIGHTS
 
-SMALL = {"steps": 6, "every": 3, "train_size": 40, "test_size": 10, "hidden_dim": 16, "embedding_dim": 8, "batch": 8}
+SMALL = {"steps": 6, "every": 3, "train_size": 40, "hidden_dim": 16, "embedding_dim": 8, "batch": 8, "merges": 50}
 
 
 def ran(out: Path, *more: str) -> tuple[Path, dict[str, float]]:

@@ -73,7 +73,7 @@ def test_a_sweep_runs_what_is_missing_and_goes_on_after_a_failure(tmp_path: Path
     weights = folder / "attention=general" / WEIGHTS
     before = weights.stat().st_mtime_ns
     told: list[Point] = []
-    dot, general = sweep("dates", over, out=tmp_path, told=told.append, **SMALL)
+    dot, general = sweep("dates", over, SMALL, out=tmp_path, told=told.append)
     assert len(told) == 2
     assert dot.metrics is None
     assert "resume: got" in (dot.problem or "")
@@ -81,7 +81,7 @@ def test_a_sweep_runs_what_is_missing_and_goes_on_after_a_failure(tmp_path: Path
     assert weights.stat().st_mtime_ns == before
     # Without that state it trains again, to the same result.
     (folder / "attention=dot" / STATE).unlink()
-    dot, _ = sweep("dates", over, out=tmp_path, **SMALL)
+    dot, _ = sweep("dates", over, SMALL, out=tmp_path)
     assert dot.metrics == done["runs"][0]["metrics"]
 
 
@@ -98,7 +98,7 @@ def test_a_sweep_is_checked_before_its_first_run(tmp_path: Path) -> None:
 def test_ray_comes_to_the_same_results(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     over = {"seed": [0, 1]}
-    by_ray = sweep("dates", over, out=tmp_path, workers=2, engine="ray", **SMALL)
+    by_ray = sweep("dates", over, SMALL, out=tmp_path, workers=2, engine="ray")
     assert [point.problem for point in by_ray] == [None, None]
     for point in by_ray:
         alone = Run.begin(configured("dates", {**SMALL, **point.settings}), tmp_path / "alone")

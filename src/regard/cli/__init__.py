@@ -17,6 +17,7 @@ from regard._version import __version__
 from regard.cli.bench import bench
 from regard.cli.list import list_mechanisms
 from regard.cli.predict import evaluate, predict
+from regard.cli.recipes import list_recipes
 from regard.cli.run import run
 from regard.cli.runs import list_runs
 from regard.cli.show import show
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command("list")(list_mechanisms)
 app.command("show")(show)
+app.command("recipes")(list_recipes)
 app.command("run")(run)
 app.command("sweep")(sweep)
 app.command("runs")(list_runs)

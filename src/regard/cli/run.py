@@ -22,7 +22,7 @@ def run(  # noqa: PLR0913 - one argument an option
     config: Annotated[Path | None, typer.Option(help="Settings from a YAML or JSON file.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the real data.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
-    precision: Annotated[str, typer.Option(help="As Lightning names it: 32-true, bf16-mixed, …")] = "32-true",
+    precision: Annotated[str | None, typer.Option(help="As Lightning names it: 32-true, bf16-mixed, …")] = None,
     devices: Annotated[int, typer.Option(help="Processes.")] = 1,
     strategy: Annotated[str, typer.Option(help="auto, ddp or fsdp.")] = "auto",
     resume: Annotated[Path | None, typer.Option(help="A run folder to go on with.")] = None,
@@ -40,25 +40,45 @@ def run(  # noqa: PLR0913 - one argument an option
     if rank:
         # One of the processes that the first one started; only that one knew the command.
         resume, config, settings = Path(os.environ.get("REGARD_RUN", "")), None, None
+    folder = None
     try:
+        chosen = given_settings(config, settings or [])
+        given = {"attention": attention, "data": data and str(data), "seed": seed, "precision": precision}
+        chosen |= {key: value for key, value in given.items() if value is not None and not rank}
         if resume is not None:
             folder = Run.at(resume)
             task = folder.recipe()
-            if recipe is not None and recipe != task.name:
-                raise ValueError(f"resume: got a run of {task.name!r}, expected one of {recipe!r}.")
+            if recipe is not None and recipe != task.path() and not rank:
+                raise ValueError(f"resume: got a run of {task.path()!r}, expected one of {recipe!r}.")
+            if chosen and not rank:
+                fix = "A run goes on as it began; begin another one for other settings."
+                raise ValueError(
+                    f"resume: got settings beside it ({', '.join(map(str, chosen))}), expected none. {fix}"
+                )
         else:
+            named = chosen.pop("recipe", None)
             if recipe is None:
-                raise ValueError("recipe: got none, expected a name, such as dates; or --resume RUN.")
-            chosen = given_settings(config, settings or [])
-            for key, value in (("attention", attention), ("data", data and str(data)), ("seed", seed)):
-                if value is not None:
-                    chosen[key] = value
+                recipe = named
+            if recipe is None:
+                raise ValueError(
+                    "recipe: got none, expected a name, such as dates (`regard recipes` lists them); or --resume RUN."
+                )
+            if named not in (None, recipe):
+                raise ValueError(f"recipe: got {recipe!r} beside a configuration of {named!r}, expected the same.")
+            from regard.recipes.check import check
+
             task = configured(recipe, chosen)
-            task.build()  # a wrong attention is refused before a folder is made
+            check(task)
             folder = Run.begin(task, out)
-        metrics = _trained(task, folder, precision, devices, strategy, not as_json and not rank)
+            if not as_json:
+                typer.echo(f"run folder: {folder.folder}")
+        metrics = _trained(task, folder, devices, strategy, not as_json and not rank)
         if rank:
             return
+    except KeyboardInterrupt:
+        if folder is not None:
+            typer.echo(f"regard: interrupted; go on with: regard run --resume {folder.folder}", err=True)
+        raise typer.Exit(130) from None
     except (ValueError, TypeError, ImportError, FloatingPointError, OSError) as error:
         refuse(error)
     if as_json:
@@ -68,14 +88,14 @@ def run(  # noqa: PLR0913 - one argument an option
     typer.echo(f"everything is in {folder.folder}")
 
 
-def _trained(task: Any, folder: Any, precision: str, devices: int, strategy: str, progress: bool) -> dict[str, Any]:
+def _trained(task: Any, folder: Any, devices: int, strategy: str, progress: bool) -> dict[str, Any]:
     from regard.recipes.engine import finish, train
 
     found: dict[str, Any] | None = folder.metrics()
     if found is not None:
         return found
     begin = time.perf_counter()
-    if not train(task, folder, devices=devices, strategy=strategy, precision=precision, progress=progress):
+    if not train(task, folder, devices=devices, strategy=strategy, progress=progress):
         return {}
     metrics = finish(task, folder)
     if progress:
@@ -101,8 +121,12 @@ def _from_file(path: Path) -> dict[str, Any]:
 
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"config: got {path}: {error}, expected a YAML or JSON file.") from error
+    except OSError as error:
+        raise ValueError(f"config: got {path}: {error.strerror}, expected a YAML or JSON file.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}: {error.problem}" if mark is not None else str(path)  # type: ignore[union-attr]
+        raise ValueError(f"config: got {where}, expected a YAML or JSON file.") from error
     if not isinstance(found, dict):
         raise ValueError(f"config: got {path}, which holds {type(found).__name__}, expected settings by name.")
     return found

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli._output import write_json, write_table
+from regard.cli._output import refuse, write_json, write_table
 
 
 def list_runs(
@@ -18,14 +18,16 @@ def list_runs(
     from regard.recipes.runs import runs
 
     found: list[dict[str, Any]] = []
-    for run in runs(out):
-        try:
-            task = run.recipe()
-        except ValueError as error:
-            found.append({"run": str(run.folder), "problem": str(error)})
-            continue
-        done = {"run": str(run.folder), "recipe": task.name, "attention": task.attention, "seed": task.seed}
-        found.append({**done, "metrics": run.metrics(), "evaluations": len(run.curve())})
+    try:
+        for run in runs(out):
+            try:
+                task = run.recipe()
+                done = {"run": str(run.folder), "recipe": task.path(), "attention": task.label, "seed": task.seed}
+                found.append({**done, "metrics": run.metrics(), "evaluations": len(run.curve())})
+            except (ValueError, KeyError, OSError) as error:
+                found.append({"run": str(run.folder), "problem": str(error)})
+    except ValueError as error:
+        refuse(error)
     if as_json:
         write_json(found)
         return

@@ -18,7 +18,7 @@ def sweep(  # noqa: PLR0913 - one argument an option
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, the same for every run.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings from a YAML or JSON file.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the real data.")] = None,
-    precision: Annotated[str, typer.Option(help="As Lightning names it: 32-true, bf16-mixed, …")] = "32-true",
+    precision: Annotated[str | None, typer.Option(help="As Lightning names it: 32-true, bf16-mixed, …")] = None,
     workers: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
     engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; one is started here without.")] = None,
@@ -32,8 +32,10 @@ def sweep(  # noqa: PLR0913 - one argument an option
         if len(grid) < len(over):
             raise ValueError("over: got a key twice, expected all its values at once: key=a,b,c.")
         common = given_settings(config, settings or [])
-        if data is not None:
-            common["data"] = str(data)
+        given = {"data": data and str(data), "precision": precision}
+        common |= {key: value for key, value in given.items() if value is not None}
+        if common.pop("recipe", recipe) != recipe:
+            raise ValueError(f"recipe: got {recipe!r} beside a configuration of another, expected the same.")
         from regard.recipes.sweep import SWEEP, Point, means
         from regard.recipes.sweep import sweep as swept
 
@@ -42,8 +44,10 @@ def sweep(  # noqa: PLR0913 - one argument an option
             def told(point: Point) -> None:
                 advance(point.problem and f"{point.folder.name}: {point.problem}")
 
-            given: dict[str, Any] = {"workers": workers, "engine": engine, "address": address, "precision": precision}
-            points = swept(recipe, grid, out=out, told=told, **given, **common)
+            points = swept(recipe, grid, common, out=out, told=told, workers=workers, engine=engine, address=address)
+    except KeyboardInterrupt:
+        typer.echo("regard: interrupted; the same command goes on where it was", err=True)
+        raise typer.Exit(130) from None
     except (ValueError, TypeError, ImportError, OSError) as error:
         refuse(error)
     folder = points[0].folder.parent
@@ -58,7 +62,13 @@ def sweep(  # noqa: PLR0913 - one argument an option
     else:
         rows = means(points)
         names = list(dict.fromkeys(name for row in rows for name in row if not name.endswith("_sd")))
-        write_table(names, [[_cell(row, name) for name in names] for row in rows])
+        plain = not sys.stdout.isatty()
+        # For other programs, which see no heading, every cell says what it is.
+        write_table(
+            names, [[f"{name} {_cell(row, name)}" if plain else _cell(row, name) for name in names] for row in rows]
+        )
+        for point in failed:
+            typer.echo(f"failed: {point.folder.name}: {point.problem}", err=True)
         typer.echo(f"everything is in {folder}, the table in {folder / SWEEP}")
     if failed:
         raise typer.Exit(1)

@@ -146,7 +146,9 @@ class Bound:
     def _panels(self, device: torch.device) -> Iterator[Tensor]:
         """Booleans (..., some rows, N), until there are no more."""
         nq, n = self.sizes.nq, self.sizes.n
-        step = max(1, _SCAN_ELEMENTS // max(1, math.prod(self.shape[:-2]) * n))
+        pairs = math.prod(self.shape[:-2]) * n
+        # While a graph is traced a size may be a symbol, on which no loop should depend.
+        step = max(1, _SCAN_ELEMENTS // max(1, pairs)) if type(pairs) is int else max(1, nq)
         for i in range(0, nq, step):
             part = range(i, min(i + step, nq))
             tile = self.tile(part, range(n), device)

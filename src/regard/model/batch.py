@@ -80,6 +80,7 @@ def collate(examples: Sequence[Example]) -> Batch:
     if not examples:
         raise ValueError(refusal("examples", "none", "at least one"))
     first = examples[0]
+    _check_alike(examples)
     inputs = {name: _padded([example.inputs[name] for example in examples], 0) for name in first.inputs}
     masks = {}
     for name in first.inputs:
@@ -95,6 +96,26 @@ def collate(examples: Sequence[Example]) -> Batch:
     return Batch(inputs, masks, target, variables, gold)
 
 
+def _check_alike(examples: Sequence[Example]) -> None:
+    """Refuse what could only be put together by leaving something out."""
+    first = examples[0]
+    for example in examples:
+        for role in ("inputs", "variables"):
+            mine, theirs = getattr(example, role), getattr(first, role)
+            if mine.keys() != theirs.keys():
+                got = f"{role} {', '.join(mine) or 'none'} beside {', '.join(theirs) or 'none'}"
+                raise ValueError(refusal("examples", got, "the same names in all"))
+        if (example.target is None) != (first.target is None) or (example.gold is None) != (first.gold is None):
+            raise ValueError(refusal("examples", "some with a target or gold links and some without", "all or none"))
+        for name, mask in example.masks.items():
+            if name not in example.inputs or mask.shape != example.inputs[name].shape[: mask.dim()]:
+                raise ValueError(
+                    refusal(
+                        "examples", f"a mask {name!r} of shape {tuple(mask.shape)}", "the axes of an input of that name"
+                    )
+                )
+
+
 def _known(x: Tensor | None) -> Tensor:
     if x is None:
         raise ValueError(refusal("examples", "some with a target or gold links and some without", "all or none"))
@@ -104,6 +125,9 @@ def _known(x: Tensor | None) -> Tensor:
 def _padded(tensors: Sequence[Tensor], fill: float | bool) -> Tensor:
     """Stack tensors of different sizes, each in the corner of its place."""
     sizes = [tuple(x.shape) for x in tensors]
+    if len({x.dtype for x in tensors}) > 1:
+        got = " and ".join(sorted({str(x.dtype) for x in tensors}))
+        raise ValueError(refusal("examples", f"tensors of {got}", "one dtype"))
     if all(size == sizes[0] for size in sizes):
         return torch.stack(list(tensors))
     if len({len(size) for size in sizes}) > 1:

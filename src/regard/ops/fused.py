@@ -130,8 +130,10 @@ def _mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tenso
 def _shared_mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """The mask as what is added to the scores, and its rows; once for all calls that share it."""
     cleared = getattr(call.mask, "is_cleared", False)
-    memo = {} if torch.compiler.is_compiling() else getattr(call.mask, "memo", {})
-    key = (dtype, call.lead, cleared)
+    # While a graph is traced, sizes may be symbols, which are no keys.
+    traced = torch.compiler.is_compiling() or not all(type(size) is int for size in call.lead)
+    memo = {} if traced else getattr(call.mask, "memo", {})
+    key = None if traced else (dtype, call.lead, cleared)
     if key not in memo:
         allowed = call.tile().mask()
         assert allowed is not None

@@ -55,6 +55,9 @@ def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.M
             else ""
         )
         raise ValueError(refusal("attention", repr(name), "a mechanism that reads by itself", fix))
+    if entry.path == "query/position" or (entry.path == "query/type" and entry.name.endswith("-query")):
+        kind = "where tokens stand" if entry.path == "query/position" else "what is asked, not what reads"
+        raise ValueError(refusal("attention", f"{name!r}, which says {kind}", "a mechanism that reads"))
     parameters = inspect.signature(entry.cls).parameters
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in given:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ class Folder:
             raise ValueError(refusal("data", repr(str(self.path)), f"a folder that has {name}"))
         try:
             return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise ValueError(refusal("data", f"{path}: {error}", "a whole file")) from error
 
     def text(self, name: str, encoding: str = "utf-8") -> str:
@@ -66,15 +68,21 @@ class Folder:
 
     def members(self, name: str, suffixes: Sequence[str] = ()) -> Files:
         """Files of an archive by their path in it; nothing is written to the disk."""
-        path = self._find(name)
-        if path is None:
-            raise ValueError(refusal("data", repr(str(self.path)), f"a folder that has {name}"))
+        # All of it is unpacked first: only so is the sum at the end of a packed file looked at.
+        packed, path = self.bytes(name), self.path / name
         try:
-            with tarfile.open(path) as archive:
-                wanted = [m for m in archive if m.isfile() and (not suffixes or m.name.endswith(tuple(suffixes)))]
+            packed = gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed
+            if packed[-1024:].strip(b"\0") or not packed:
+                raise tarfile.ReadError("it has no end")
+            with tarfile.open(fileobj=BytesIO(packed), mode="r:") as archive:
+                wanted = [
+                    m
+                    for m in archive
+                    if m.isreg() and m.sparse is None and (not suffixes or m.name.endswith(tuple(suffixes)))
+                ]
                 opened = ((m.name, archive.extractfile(m)) for m in wanted)
                 return {name: file.read() for name, file in opened if file is not None}
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
             raise ValueError(refusal("data", f"{path}: {error}", "a whole archive")) from error
 
     def collected(self, *suffixes: str) -> Files:
@@ -103,7 +111,8 @@ class Folder:
 def text_of(content: bytes, where: str, encoding: str = "utf-8") -> str:
     """The text that a file holds."""
     try:
-        return content.decode(encoding)
+        # A mark at the beginning says that it is UTF-8, and is no letter of the first word.
+        return content.decode("utf-8-sig" if encoding == "utf-8" else encoding)
     except UnicodeDecodeError as error:
         raise ValueError(refusal("data", f"{where}: {error}", f"{encoding} text")) from error
 
@@ -120,7 +129,7 @@ def rows_of(content: bytes, where: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines_of(text_of(content, where)), 1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(refusal("data", f"{where}, line {number}: {error}", "JSON lines")) from error
         if not isinstance(row, dict):
             raise ValueError(refusal("data", f"{where}, line {number}: {type(row).__name__}", "an object"))
@@ -129,6 +138,6 @@ def rows_of(content: bytes, where: str) -> Iterator[dict[str, Any]]:
 
 def numbered(line: str, names: Sequence[str], where: str) -> int:
     """A class given by its number, checked."""
-    if not line.lstrip("-").isdigit() or not 0 <= int(line) < len(names):
+    if line not in {str(k) for k in range(len(names))}:
         raise ValueError(refusal("data", f"{where}: {line!r}", f"a class from 0 to {len(names) - 1}"))
     return int(line)

@@ -179,6 +179,11 @@ class Dates(Recipe):
     train_size: int = 8000
     test_size: int = 1000
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data is not None:
+            raise ValueError(refusal("data", repr(self.data), "nothing: the dates of this recipe are drawn"))
+
     def examples(self, split: str) -> Sequence[Example]:
         count = self.train_size if split == "train" else self.test_size
         drawn = DateExamples(split, count, self.seed)

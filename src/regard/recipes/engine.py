@@ -92,7 +92,13 @@ class _Training(pl.LightningModule):
         self.recent: list[float] = []  # since the last evaluation
         self.events: Events | None = None
         if kept:
-            model.load_state_dict(kept["model"])
+            try:
+                model.load_state_dict(kept["model"])
+            except (RuntimeError, TypeError, AttributeError) as error:
+                said = str(error).splitlines()[0]
+                raise ValueError(
+                    refusal("resume", f"a state of another model: {said}", "one of this configuration")
+                ) from error
 
     @property
     def update(self) -> int:
@@ -163,7 +169,12 @@ class _Training(pl.LightningModule):
         optimizer = torch.optim.AdamW(self.recipe.groups(self.model), weight_decay=self.recipe.weight_decay)
         self.rates = [group["lr"] for group in optimizer.param_groups]
         if self.optimizer_state is not None:
-            optimizer.load_state_dict(self.optimizer_state)
+            try:
+                optimizer.load_state_dict(self.optimizer_state)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    refusal("resume", f"a state of another optimiser: {error}", "one of this run")
+                ) from error
         return optimizer
 
 
@@ -257,7 +268,6 @@ def train(
     *,
     devices: int = 1,
     strategy: str = "auto",
-    precision: str = "32-true",
     progress: bool = True,
 ) -> bool:
     """Train from the kept state of a run, or from the beginning, and keep the best weights.
@@ -267,7 +277,6 @@ def train(
         run: its folder.
         devices: processes.
         strategy: `auto`, `ddp` or `fsdp`.
-        precision: as Lightning names it.
         progress: show a bar.
 
     Returns:
@@ -277,8 +286,8 @@ def train(
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     one_of("strategy", strategy, tuple(_STRATEGIES))
-    if devices < 1:
-        raise ValueError(refusal("devices", devices, "a whole number >= 1"))
+    if not 1 <= devices <= recipe.batch:
+        raise ValueError(refusal("devices", devices, f"from 1 to the examples of an update, batch={recipe.batch}"))
     run.keep_known(recipe)
     torch.manual_seed(recipe.seed)
     model, kept = recipe.build(), _kept(run.folder / STATE)
@@ -286,15 +295,15 @@ def train(
         return True
     if not kept:
         recipe.initialise(model)
-    module = _Training(recipe, model, recipe.examples("train"), kept)
-    watch = _Watch(run, recipe, recipe.examples("validation"), kept)
+    module = _Training(recipe, model, recipe.cached("train"), kept)
+    watch = _Watch(run, recipe, recipe.cached("validation"), kept)
     trainer = pl.Trainer(
         max_steps=recipe.steps - module.first,
         max_epochs=-1,
         accelerator="auto",
         devices=devices,
         strategy=_STRATEGIES[strategy if devices > 1 or strategy == "fsdp" else "auto"],
-        precision=precision,  # type: ignore[arg-type]
+        precision=recipe.precision,  # type: ignore[arg-type]
         callbacks=[watch, *([RichProgressBar(refresh_rate=10)] if progress else [])],
         logger=False,
         enable_progress_bar=progress,
@@ -321,6 +330,9 @@ def train(
         warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
         try:
             trainer.fit(module)
+        except SystemExit as error:
+            # Lightning takes the interruption for itself, and leaves.
+            raise KeyboardInterrupt from error
         finally:
             del os.environ[RUN]
             if module.events is not None:
@@ -336,21 +348,29 @@ def _kept(path: Path) -> dict[str, Any]:
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has a dozen kinds of errors for a broken file
-        got = f"{path}: {(str(error) or type(error).__name__).splitlines()[0]}"
-        raise ValueError(refusal("resume", got, "a state of this run", fix)) from error
-    if not isinstance(state, dict) or not {"model", "optimizer", "update", "curve"} <= set(state):
+        raise ValueError(refusal("resume", f"{path}: {type(error).__name__}", "a state of this run", fix)) from error
+    kinds = {"model": dict, "optimizer": dict, "update": int, "curve": list}
+    if (
+        not isinstance(state, dict)
+        or not all(isinstance(state.get(key), kind) for key, kind in kinds.items())
+        or state["update"] < 0
+    ):
         raise ValueError(refusal("resume", f"{path}: something else", "a state of this run", fix))
     return state
 
 
 def finish(recipe: Recipe, run: Run) -> dict[str, float]:
     """Judge the best weights on the test examples, and write metrics, answers, and what the attention looked at."""
-    model, examples = run.model(), recipe.examples("test")
+    model, examples = run.model(), recipe.cached("test")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     judged = evaluated(recipe, model.to(device), examples, device)
     model.to("cpu")
     rows = [
-        {"input": {name: list(words) for name, words in example.words.items() if name != "target"}, "answer": answer}
+        {
+            "input": {name: list(words) for name, words in example.words.items() if name != "target"},
+            "answer": answer,
+            "target": _told(example),
+        }
         for example, answer in zip(examples, judged.answers, strict=True)
     ]
     write_lines(run.folder / PREDICTIONS, rows)
@@ -359,3 +379,10 @@ def finish(recipe: Recipe, run: Run) -> dict[str, float]:
         write_json(run.folder / SIGNATURES, judged.signatures)
     write_json(run.folder / METRICS, judged.metrics)
     return judged.metrics
+
+
+def _told(example: Example) -> Any:
+    """The right answer: its words where it has some, or a number; nothing where it is large."""
+    if "target" in example.words:
+        return list(example.words["target"])
+    return example.target.tolist() if example.target is not None and example.target.numel() <= 64 else None

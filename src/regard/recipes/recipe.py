@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from regard import catalog
 from regard._errors import nearest, refusal
 from regard.evaluate.outer import Score
 from regard.model import Batch, Example, TaskModel, collate
@@ -41,6 +42,7 @@ RECIPES = {
 }
 SPLITS = ("train", "validation", "test")
 DECAYS = ("none", "linear", "cosine", "inverse-sqrt")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class Judged:
     metrics: dict[str, float]
     answers: list[Any]
     signatures: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A score is a number with a signature; where only the number is asked for, it is one.
+        object.__setattr__(self, "metrics", {name: float(value) for name, value in self.metrics.items()})
 
     @staticmethod
     def of(scores: Mapping[str, Score], answers: list[Any]) -> Judged:
@@ -84,6 +90,7 @@ class Recipe:
         decay: what becomes of it then: `none`, `linear` or `cosine` (to zero at the last update), `inverse-sqrt`.
         weight_decay: of AdamW.
         clip: largest norm of a gradient.
+        precision: as Lightning names it: `32-true`, `bf16-mixed`, …
         data: folder of the real data; generated data where there is none.
     """
 
@@ -106,10 +113,28 @@ class Recipe:
     decay: str = "none"
     weight_decay: float = 0.0
     clip: float = 1.0
+    precision: str = "32-true"
     data: str | None = None
 
     def __post_init__(self) -> None:
         one_of("decay", self.decay, DECAYS)
+        one_of("precision", self.precision, PRECISIONS)
+        for key in ("batch", "steps", "every", "patience"):
+            if getattr(self, key) < 1:
+                raise ValueError(refusal(key, getattr(self, key), "a whole number >= 1"))
+        for key in ("lr", "clip"):
+            if not 0 < getattr(self, key) < math.inf:
+                raise ValueError(refusal(key, getattr(self, key), "a number > 0"))
+        for key in ("warmup", "weight_decay"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ValueError(refusal(key, getattr(self, key), "a number >= 0"))
+        # Everything random is drawn from products of the seed, which must stay whole numbers of 64 bits.
+        if not 0 <= self.seed < 1 << 32:
+            raise ValueError(refusal("seed", self.seed, "a whole number from 0 to 4294967295"))
+        catalog.find(self.attention, argument="attention")
+        for key in ("train_size", "test_size"):
+            if getattr(self, key, 1) < 1:
+                raise ValueError(refusal(key, getattr(self, key), "a whole number >= 1"))
 
     @classmethod
     def usual(cls, attention: str, data: str | None) -> dict[str, Any]:
@@ -135,6 +160,13 @@ class Recipe:
     def examples(self, split: str) -> Sequence[Example]:
         """Those of `train`, `validation` or `test`."""
         raise NotImplementedError
+
+    def cached(self, split: str) -> Sequence[Example]:
+        """The examples of a split, read or made once."""
+        known: dict[str, Sequence[Example]] = self.__dict__.setdefault("_examples", {})
+        if split not in known:
+            known[split] = self.examples(split)
+        return known[split]
 
     def build(self) -> TaskModel:
         """A model with fresh parameters."""
@@ -192,16 +224,43 @@ class Recipe:
         """What everything random of an update is drawn from."""
         return self.seed * 1_000_003 + step
 
+    @classmethod
+    def path(cls) -> str:
+        """What names the recipe on the command line: its name, or for one's own `module:Class`."""
+        known = RECIPES.get(cls.name)
+        inside = known is not None and (cls.__module__ == known or cls.__module__.startswith(f"{known}."))
+        return cls.name if inside else f"{cls.__module__}:{cls.__qualname__}"
+
+    @property
+    def label(self) -> str:
+        """The attention and what was set of it, for names and tables."""
+        return "-".join([self.attention, *(f"{key}={value}" for key, value in self.options.items())])
+
     def as_dict(self) -> dict[str, Any]:
         """The configuration as plain data."""
-        return {"recipe": self.name, **dataclasses.asdict(self)}
+        return {"recipe": self.path(), **dataclasses.asdict(self)}
 
 
 def recipe(name: str) -> type[Recipe]:
-    """The recipe of a name; an unknown one is answered with the nearest."""
+    """The recipe of a name, or `module:Class` for one's own; an unknown one is answered with the nearest."""
+    if ":" in name:
+        return _own(name)
     if name not in RECIPES:
-        raise ValueError(refusal("recipe", repr(name), "one of " + ", ".join(RECIPES), nearest(name, RECIPES)))
+        listed = "one of " + ", ".join(RECIPES) + ", or module:Class for one of your own"
+        raise ValueError(refusal("recipe", repr(name), listed, nearest(name, RECIPES, listed=True)))
     found: type[Recipe] = import_module(RECIPES[name]).RECIPE
+    return found
+
+
+def _own(name: str) -> type[Recipe]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        fix = "Fix: run where the module can be imported, or put its folder into PYTHONPATH."
+        raise ValueError(refusal("recipe", f"{name!r}: {error}", "a module and a class in it", fix)) from error
+    if not isinstance(found, type) or not issubclass(found, Recipe):
+        raise ValueError(refusal("recipe", repr(name), "a subclass of Recipe"))
     return found
 
 
@@ -217,23 +276,26 @@ def configured(name: str, settings: Mapping[str, Any]) -> Recipe:
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in settings.items():
-        head, _, rest = key.partition(".")
+        head, _, rest = str(key).partition(".")
         if head == "attention" and rest:
             options[rest] = plain(value)
-        elif key == "options" and isinstance(value, Mapping):
+        elif key == "options":
+            if not isinstance(value, Mapping):
+                raise ValueError(refusal("options", repr(value), "options of the attention by name"))
             options |= value
+        elif key == "attention" and isinstance(value, Mapping):
+            fix = "Fix: attention: NAME, and its parts as attention.score: …, attention.align: …"
+            raise ValueError(refusal("attention", repr(dict(value)), "the name of a mechanism", fix))
         elif key in fields:
             values[key] = _typed(key, value, fields[key].default)
         elif key != "recipe":
             raise ValueError(
-                refusal(key, repr(value), f"a setting of {name!r}", nearest(key, [*fields, "attention.score"]))
+                refusal(
+                    str(key), repr(value), f"a setting of {name!r}", nearest(str(key), [*fields, "attention.score"])
+                )
             )
     usual = cls.usual(values.get("attention", cls.attention), values.get("data"))
-    made = cls(**{**usual, **values}, options=options)
-    for key in ("batch", "steps", "every", "patience"):
-        if getattr(made, key) < 1:
-            raise ValueError(refusal(key, getattr(made, key), "a whole number >= 1"))
-    return made
+    return cls(**{**usual, **values}, options=options)
 
 
 def plain(value: Any) -> Any:
@@ -257,12 +319,12 @@ def _typed(key: str, value: Any, default: Any) -> Any:
     if isinstance(default, bool) or default is None or default is dataclasses.MISSING:
         return value
     kind: Callable[[Any], Any] = type(default)
-    whole = isinstance(default, int) and isinstance(value, float) and value != int(value)
+    whole = isinstance(default, int) and isinstance(value, float) and not value.is_integer()
     if isinstance(value, bool) or whole or not isinstance(value, int | float | str):
         raise ValueError(refusal(key, repr(value), f"a value like {default!r}"))
     try:
         return kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(refusal(key, repr(value), f"a value like {default!r}")) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Run:
     def begin(recipe: Recipe, out: Path) -> Run:
         """A new folder for a recipe, under `out`."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = f"{recipe.name}-{recipe.attention}-{stamp}"
+        base = re.sub(r"[^\w.=+-]+", "-", f"{recipe.name}-{recipe.label}")[:120] + f"-{stamp}"
         for k in range(1000):
             folder = out / (base if k == 0 else f"{base}-{k}")
             try:
@@ -50,9 +51,9 @@ class Run:
         raise FileExistsError(f"{out} has a thousand runs of this second")
 
     @staticmethod
-    def begin_at(recipe: Recipe, folder: Path) -> Run:
-        """A folder that is not there yet."""
-        folder.mkdir(parents=True)
+    def begin_at(recipe: Recipe, folder: Path, exist_ok: bool = False) -> Run:
+        """A folder that is not there yet, unless it may be."""
+        folder.mkdir(parents=True, exist_ok=exist_ok)
         write_json(folder / VERSIONS, versions())
         write_json(folder / CONFIG, recipe.as_dict())
         return Run(folder)
@@ -73,8 +74,9 @@ class Run:
             if (self.folder / KNOWN).is_file():
                 found.known = json.loads((self.folder / KNOWN).read_text(encoding="utf-8"))
             return found
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(refusal("run", f"{self.folder / CONFIG}: {error}", "a configuration")) from error
+        except (json.JSONDecodeError, KeyError, TypeError, RecursionError, UnicodeDecodeError) as error:
+            got = f"{self.folder}: {type(error).__name__}: {error}"
+            raise ValueError(refusal("run", got, f"a folder with a {CONFIG} and a {KNOWN} that are whole")) from error
 
     def keep_known(self, recipe: Recipe) -> None:
         """Write what the recipe learnt before training, once."""
@@ -92,7 +94,10 @@ class Run:
             raise ValueError(
                 refusal("run", f"{self.folder}, which has no {WEIGHTS}", "a run that was evaluated once", fix)
             )
-        model = self.recipe().build()
+        try:
+            model = self.recipe().build()
+        except (KeyError, TypeError) as error:
+            raise ValueError(refusal("run", f"{self.folder / KNOWN}: no {error}", "what the recipe learnt")) from error
         try:
             model.load_state_dict(load_file(path))
         except (SafetensorError, RuntimeError) as error:
@@ -114,12 +119,19 @@ class Run:
     def metrics(self) -> dict[str, Any] | None:
         """Of the test examples; None while the run is not finished."""
         path = self.folder / METRICS
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        try:
+            found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(refusal("run", f"{path}: {error}", "metrics")) from error
+        return found
 
 
 def runs(out: Path) -> Iterator[Run]:
-    """All runs under a folder, the oldest first."""
-    for path in sorted(out.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime):
+    """All runs under a folder, those of sweeps too, the oldest first."""
+    if not out.is_dir():
+        raise ValueError(refusal("out", repr(str(out)), "a folder of runs"))
+    found = [path for pattern in (f"*/{CONFIG}", f"*/*/{CONFIG}") for path in out.glob(pattern)]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime):
         yield Run(path.parent)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from regard.feature import RecurrentEncoder
+from regard.general.attention import Attention
 from regard.model import Chain, Example, TaskModel
 from regard.query import LearnableQuery
 from regard.recipes.choice import assembled, make_attention
@@ -93,7 +94,8 @@ class Sentiment(TextRecipe, Classification):
         features = Chain(self.embedding(), RecurrentEncoder(self.word_dim, h // 2, kind="lstm"))
         widths = {"query_dim": h, "key_dim": h, "value_dim": h, "dim": h, "hidden_dim": h // 2, "heads": 4}
         attention = make_attention(self.attention, self.options, **widths, classes=len(self.classes))
-        count = 4 if self.attention == "multi-query-concat" else None
+        # Plain attention takes a query as it is; other mechanisms want an axis of queries, if only for one.
+        count = 4 if self.attention == "multi-query-concat" else None if isinstance(attention, Attention) else 1
         return assembled(
             features,
             attention,

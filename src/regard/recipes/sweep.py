@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 from regard._errors import missing_extra, refusal
 from regard._files import write_json
 from regard.recipes.recipe import configured, one_of
-from regard.recipes.runs import Run
+from regard.recipes.runs import CONFIG, Run
 
 SWEEP = "sweep.json"
 ENGINES = ("local", "ray")
@@ -55,27 +56,25 @@ def grid(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def sweep(
     recipe: str,
     over: Mapping[str, Sequence[Any]],
+    settings: Mapping[str, Any] | None = None,
     *,
     out: str | Path = "out/sweeps",
     workers: int = 1,
     engine: str = "local",
     address: str | None = None,
     told: Callable[[Point], None] | None = None,
-    precision: str = "32-true",
-    **settings: Any,
 ) -> list[Point]:
     """Run a recipe once for each point of a grid.
 
     Args:
         recipe: its name.
         over: values by name of a setting, such as `{"attention": ["dot", "additive"], "seed": [0, 1, 2]}`.
+        settings: of every run.
         out: folder of the sweeps; the same grid of the same settings has the same folder there.
         workers: runs at a time; each has its share of the machine's threads.
         engine: `local`, processes of this machine; `ray`, tasks of a Ray cluster whose machines see the folder.
         address: of the Ray cluster; one is started on this machine when not given.
         told: called with each point when it is done.
-        precision: as for `regard run`.
-        **settings: of every run.
 
     Returns:
         The points of the grid in its order, each with its metrics or the problem that it had.
@@ -83,7 +82,7 @@ def sweep(
     one_of("engine", engine, ENGINES)
     if workers < 1:
         raise ValueError(refusal("workers", workers, "a whole number >= 1"))
-    points = _planned(recipe, grid(over), settings, Path(out))
+    points = _planned(recipe, grid(over), settings or {}, Path(out))
     threads = max(1, (os.cpu_count() or 1) // workers)
     done: dict[str, Point] = {}
 
@@ -100,10 +99,7 @@ def sweep(
         else:
             end(point, metrics, None)
     run = _by_ray(workers, threads, address) if engine == "ray" else _by_processes(workers, threads)
-    commands = {
-        folder: [sys.executable, "-m", "regard", "run", "--resume", folder, "--precision", precision, "--json"]
-        for folder in waiting
-    }
+    commands = {folder: [sys.executable, "-m", "regard", "run", "--resume", folder, "--json"] for folder in waiting}
     for folder, answer in run(commands):
         end(waiting[folder], answer.get("metrics"), answer.get("problem"))
     found = [done[str(point.folder)] for point in points]
@@ -137,7 +133,7 @@ def store_means(recipe: str, points: Sequence[Point], path: Path, command: str) 
     rows = []
     for row in means(points):
         seeds = [p.settings["seed"] for p in points if "seed" in p.settings and _rest(p) == _rest_of(row, p)]
-        attention = str(row.get("attention", first.attention))
+        attention = str(row.get("attention", first.label))
         of = " ".join(str(row.get(key, getattr(first, key))) for key in ("set", "task") if hasattr(first, key))
         rows.append(Row("recipes", f"{recipe} {of}".strip(), attention, extra={**row, "seeds": seeds}))
     store(rows, path, command)
@@ -160,8 +156,9 @@ def _planned(recipe: str, settings: list[dict[str, Any]], common: Mapping[str, A
     for own, task in zip(settings, tasks, strict=True):
         name = re.sub(r"[^\w.=+-]+", "-", " ".join(f"{key}={value}" for key, value in own.items())) or "run"
         place = folder / name
-        if not place.exists():
-            Run.begin_at(task, place)
+        # A folder without a configuration is what is left of a sweep that was killed while it planned.
+        if not (place / CONFIG).exists():
+            Run.begin_at(task, place, exist_ok=True)
         points.append(Point(own, place))
     if len({point.folder for point in points}) < len(points):
         raise ValueError(
@@ -176,7 +173,9 @@ Answers = Iterator[tuple[str, dict[str, Any]]]
 def _executed(command: list[str], threads: int) -> dict[str, Any]:
     """Run a command and read the object that it prints; what went wrong is an answer too."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, preexec_fn=_die_with_parent
+    )
     if done.returncode == 0:
         try:
             found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -185,6 +184,14 @@ def _executed(command: list[str], threads: int) -> dict[str, Any]:
             return {"problem": "it printed no metrics"}
     said = done.stderr.strip().splitlines()
     return {"problem": said[-1] if said else f"it ended with status {done.returncode}"}
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process with the one that started it: a killed sweep leaves no run behind."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _by_processes(workers: int, threads: int) -> Callable[[Mapping[str, list[str]]], Answers]:

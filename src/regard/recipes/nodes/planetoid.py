@@ -88,7 +88,9 @@ def _edges(graph: Any, count: int, where: str) -> Tensor:
     expected = "lists of neighbours by node"
     if not isinstance(graph, dict) or not all(isinstance(others, list) for others in graph.values()):
         raise ValueError(refusal("data", f"{where}: graph, a {type(graph).__name__}", expected))
-    pairs = {(i, j) for one, others in graph.items() for other in others for i, j in ((one, other), (other, one))}
-    if not all(isinstance(i, int) and 0 <= i < count for i, _ in pairs):
+    # Before anything is hashed or compared: a small file can hold tuples of tuples that take years to hash.
+    named = (node for one, others in graph.items() for node in (one, *others))
+    if not all(type(node) is int and 0 <= node < count for node in named):
         raise ValueError(refusal("data", f"{where}: graph with other nodes", f"{expected}, from 0 to {count - 1}"))
+    pairs = {(i, j) for one, others in graph.items() for other in others for i, j in ((one, other), (other, one))}
     return torch.tensor(sorted((i, j) for i, j in pairs if i != j), dtype=torch.long).reshape(-1, 2).T.contiguous()
