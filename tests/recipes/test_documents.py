@@ -101,7 +101,7 @@ def test_reasons_stay_with_their_words(tmp_path: Path) -> None:
             read(str(write(tmp_path, movies(**broken))), "movies")
     with pytest.raises(ValueError, match=r"has movies/train\.jsonl"):
         read(str(write(tmp_path, {"movies.tar.gz": archive({"other": ""})})), "movies")
-    with pytest.raises(ValueError, match="a whole archive"):
+    with pytest.raises(ValueError, match="a whole file"):
         read(str(write(tmp_path, {"movies.tar.gz": b"nothing"})), "movies")
 
 

@@ -75,7 +75,7 @@ def test_what_is_missing_or_wrong_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"a class for each pixel \(16, 24\)"):
         camvid(str(tmp_path))
     (tmp_path / "camvid_160x120.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="expected a whole archive"):
+    with pytest.raises(ValueError, match="expected a whole file"):
         camvid(str(tmp_path))
     with pytest.raises(ValueError, match="one of camvid, membrane"):
         configured("segment", {"set": "cityscapes"})
