@@ -193,17 +193,16 @@ class Facts(Classification):
 
     def draw(self, trace: Trace, examples: Sequence[Example], folder: Path) -> None:
         """The facts of the first example and how much they weigh at each hop; those that are needed are marked."""
-        from regard.report.figures import heatmap, save
+        from regard.report.figures import save, token_strips
 
         example, hops = examples[0], _hops(trace, max(len(e.inputs["key"]) for e in examples))
         if not hops:
             return
-        facts = example.words["key"]
-        weights = torch.stack([each[0, : len(facts)] for each in hops], -1)
-        gold = None if example.gold is None else (example.gold[0] == SURE).unsqueeze(-1).expand_as(weights)
-        columns = [f"hop {k}" for k in range(1, len(hops) + 1)]
-        title = " ".join(example.words["question"]) + "?"
-        save(heatmap(weights, queries=facts, keys=columns, gold=gold, title=title), folder / HEATMAP)
+        needed = [False] * len(example.words["key"]) if example.gold is None else (example.gold[0] == SURE).tolist()
+        facts = [f"{fact} *" if mark else fact for fact, mark in zip(example.words["key"], needed, strict=True)]
+        strips = {f"hop {k}": (facts, each[0, : len(facts)]) for k, each in enumerate(hops, 1)}
+        title = " ".join(example.words["question"]) + "?  (* needed)"
+        save(token_strips(strips, title=title), folder / HEATMAP)
 
 
 def hop_weights(model: TaskModel, batch: Batch) -> list[Tensor]:

@@ -66,8 +66,11 @@ def picture_maps(
     if weights:
         scale = colour_scale(import_module("numpy").concatenate([x.ravel() for x in weights.values()]))
         extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+        first = next(iter(shown.values()))
+        # Pale and without colours, or what is bright in the picture would look like what is light on the scale.
+        pale = 0.7 + 0.3 * (first if first.ndim == 2 else first.mean(-1))
         for axes, x in zip(panels[len(shown) :], weights.values(), strict=False):
-            axes.imshow(next(iter(shown.values())), cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest")
+            axes.imshow(pale, cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest")
             axes.imshow(x, cmap=scale.cmap, norm=scale.norm, extent=extent, alpha=0.7, interpolation="nearest")
         drawn = panels[len(shown) : count]
         dress_bar(figure.colorbar(scale, ax=drawn, fraction=0.04, pad=0.02, aspect=30, shrink=0.8))
