@@ -105,7 +105,7 @@ def test_a_configuration_may_name_its_recipe(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
-    settings = ["--set", "steps=100000", "--set", "every=5"]
+    settings = ["--set", "steps=100000", "--set", "every=5", "--set", "patience=100000"]
     command = [sys.executable, "-m", "regard", "run", "dates", *SETTINGS, *settings, "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
@@ -118,7 +118,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_a_killed_sweep_takes_its_runs_along(tmp_path: Path) -> None:
-    settings = ["--set", "steps=100000", "--set", "every=5"]
+    settings = ["--set", "steps=100000", "--set", "every=5", "--set", "patience=100000"]
     command = [
         sys.executable,
         "-m",
