@@ -107,7 +107,14 @@ def test_a_configuration_may_name_its_recipe(tmp_path: Path) -> None:
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     settings = ["--set", "steps=100000", "--set", "every=5", "--set", "patience=100000"]
     command = [sys.executable, "-m", "regard", "run", "dates", *SETTINGS, *settings, "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What runs in the background of a shell ignores interruptions, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("*/state.ckpt")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -46,6 +46,20 @@ def refuse(error: Exception) -> NoReturn:
     raise typer.Exit(2)
 
 
+def repeatable(arguments: Sequence[str]) -> str:
+    """The command as it is kept beside its figures, and can be repeated elsewhere: folders have other places there."""
+    words, hidden = ["regard"], {"--data": "DIR", "--out": "DIR", "--results": "DIR", "--store": "FILE"}
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = word.partition("=")
+        if before in hidden:
+            words.append(hidden[before])
+        elif equals and (option in hidden or "/" in value):
+            words.append(f"{option}={hidden.get(option, 'DIR')}")
+        else:
+            words.append(word)
+    return " ".join(words)
+
+
 def write_json(data: Any) -> None:
     """JSON on stdout."""
     typer.echo(json.dumps(data, ensure_ascii=False, indent=2))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli._output import refuse
+from regard.cli._output import refuse, repeatable
 
 
 def bench(
@@ -26,7 +26,7 @@ def bench(
 
     here = "cuda" if torch.cuda.is_available() else "cpu"
     names = [name] if name else [key for key, (_, device) in QUESTIONS.items() if device in ("cpu", here)]
-    command = " ".join(["regard", *sys.argv[1:]])
+    command = repeatable(sys.argv[1:])
     for question in names:
         try:
             run(question, None if dry else results, command, typer.echo, seconds)

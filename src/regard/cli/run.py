@@ -34,12 +34,12 @@ def run(  # noqa: PLR0913 - one argument an option
         # torch warns that it looks for parameters without a gradient: some attentions have them.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from regard.recipes.recipe import configured
-    from regard.recipes.runs import Run
+    from regard.recipes.runs import RUN, Run
 
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     if rank:
         # One of the processes that the first one started; only that one knew the command.
-        resume, config, settings = Path(os.environ.get("REGARD_RUN", "")), None, None
+        resume, config, settings = Path(os.environ.get(RUN, "")), None, None
     folder = None
     try:
         chosen = given_settings(config, settings or [])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli._output import refuse, write_json, write_table
+from regard.cli._output import refuse, repeatable, write_json, write_table
 from regard.cli.run import given_settings
 
 
@@ -54,7 +54,7 @@ def sweep(  # noqa: PLR0913 - one argument an option
     if store is not None:
         from regard.recipes.sweep import store_means
 
-        store_means(recipe, points, store, _told(sys.argv[1:]))
+        store_means(recipe, points, store, repeatable(sys.argv[1:]))
     failed = [point for point in points if point.problem is not None]
     if as_json:
         runs = [{**p.settings, "run": str(p.folder), "metrics": p.metrics, "problem": p.problem} for p in points]
@@ -72,20 +72,6 @@ def sweep(  # noqa: PLR0913 - one argument an option
         typer.echo(f"everything is in {folder}, the table in {folder / SWEEP}")
     if failed:
         raise typer.Exit(1)
-
-
-def _told(arguments: list[str]) -> str:
-    """The command as it can be repeated elsewhere: folders have other places there."""
-    words, hidden = ["regard"], {"--data": "DIR", "--out": "DIR", "--store": "FILE"}
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        option, equals, value = word.partition("=")
-        if before in hidden:
-            words.append(hidden[before])
-        elif equals and (option in hidden or "/" in value):
-            words.append(f"{option}=DIR")
-        else:
-            words.append(word)
-    return " ".join(words)
 
 
 def _values(option: str) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard import catalog
 from regard._errors import nearest, refusal
-from regard.general.alignments import Alignment
+from regard.general.alignments import Alignment, Local
 from regard.general.attention import Attention
 from regard.model import Output, TaskModel
 from regard.model.naming import Available, On
@@ -86,7 +86,8 @@ def asks(attention: nn.Module) -> bool:
     """Whether an attention cannot do without a query."""
     inner = attention.module if isinstance(attention, On) else attention
     if isinstance(inner, Attention):
-        return inner.score.needs_query or "predictive" in repr(inner.align).lower()
+        predicts = isinstance(inner.align, Local) and inner.align.position == "predictive"
+        return inner.score.needs_query or predicts
     parameter = inspect.signature(inner.forward).parameters.get("query")
     return parameter is not None and parameter.default is parameter.empty
 
@@ -125,18 +126,38 @@ def assembled(
     """
     ask = query() if asks(attention) else None
     made = TaskModel(features, ask, attention, Output())
-    shape = {name: (1, 3, dim) for name, dim in inputs.items()}
-    found = Available(
-        {name: torch.ones(size) for name, size in shape.items()},
-        {name: torch.ones(size[:2], dtype=torch.bool) for name, size in shape.items()},
-        variables or {},
+    context = tried(
+        made, inputs, lambda found: None if ask is None else ask(**found.arguments(ask, "query")), variables
     )
-    # Looking must leave no mark: not on the random numbers that follow, nor on the state of the module.
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        was = attention.training
-        made.eval()
-        asked = None if ask is None else ask(**found.arguments(ask, "query"))
-        context = made.read(found, asked)
-        made.train(was)
     made.output = output(context)
     return made
+
+
+def tried(
+    model: TaskModel,
+    inputs: Mapping[str, int],
+    query: Callable[[Available], Tensor | None],
+    variables: Mapping[str, Tensor] | None = None,
+    **more: Any,
+) -> Any:
+    """What the attention of a model reads of made-up features: one example of three tokens in every input.
+
+    Args:
+        model: whose attention is called.
+        inputs: width of the features of every input, by name.
+        query: makes the query from what there is.
+        variables: those of one example.
+        **more: what else a reader is given, such as `start`.
+    """
+    found = Available(
+        {name: torch.ones(1, 3, dim) for name, dim in inputs.items()},
+        {name: torch.ones(1, 3, dtype=torch.bool) for name in inputs},
+        variables or {},
+    )
+    # Looking must leave no mark: not on the random numbers that follow, nor on the state of the modules.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        was = model.attention.training
+        model.eval()
+        context = model.read(found, query(found), **more)
+        model.train(was)
+    return context

@@ -20,8 +20,8 @@ from regard.feature import RecurrentEncoder
 from regard.model import POSSIBLE, SURE, Chain, Embedding, Example, SequenceDecoder, TaskModel
 from regard.observe import record
 from regard.recipes.choice import make_attention
-from regard.recipes.look import one_for_each_pair
 from regard.recipes.recipe import Judged, Recipe, without_padding
+from regard.recipes.writing import weights_read
 
 MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July"),
@@ -230,8 +230,7 @@ class Dates(Recipe):
             right += sum(map(list.__eq__, written_, without_padding(batch.target, decoder.end)))
             with record(model) as trace:
                 model(batch)
-            told = next(calls for _, calls in trace.items())[0]
-            counts += AlignmentCounts.of_weights(one_for_each_pair(told), batch.gold)
+            counts += AlignmentCounts.of_weights(weights_read(trace), batch.gold)
         metrics = {"exact_match": right / max(1, len(examples)), "aer": counts.error_rate}
         return Judged(metrics, answers)
 

@@ -28,7 +28,7 @@ from regard.observe import record, reinforce
 from regard.recipes.logs import Events, write_curve
 from regard.recipes.look import keep_attention
 from regard.recipes.recipe import Judged, Recipe, one_of
-from regard.recipes.runs import CURVE, METRICS, PREDICTIONS, SIGNATURES, STATE, Run
+from regard.recipes.runs import CURVE, METRICS, PREDICTIONS, RUN, SIGNATURES, STATE, Run
 
 try:
     import lightning.pytorch as pl
@@ -41,8 +41,6 @@ except ImportError as error:
 _LOOK = 20
 # Some attentions leave parameters alone in some updates: a hop that is not reached, an option that is not chosen.
 _STRATEGIES = {"auto": "auto", "ddp": "ddp_find_unused_parameters_true", "fsdp": "fsdp"}
-# Names the run folder to the processes that Lightning starts.
-RUN = "REGARD_RUN"
 
 
 def training_loss(model: TaskModel, batch: Batch) -> Tensor:

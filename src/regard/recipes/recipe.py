@@ -119,9 +119,8 @@ class Recipe:
     def __post_init__(self) -> None:
         one_of("decay", self.decay, DECAYS)
         one_of("precision", self.precision, PRECISIONS)
-        for key in ("batch", "steps", "every", "patience"):
-            if getattr(self, key) < 1:
-                raise ValueError(refusal(key, getattr(self, key), "a whole number >= 1"))
+        sizes = [key for key in ("train_size", "test_size") if hasattr(self, key)]
+        self.at_least_one("batch", "steps", "every", "patience", *sizes)
         for key in ("lr", "clip"):
             if not 0 < getattr(self, key) < math.inf:
                 raise ValueError(refusal(key, getattr(self, key), "a number > 0"))
@@ -132,8 +131,11 @@ class Recipe:
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(refusal("seed", self.seed, "a whole number from 0 to 4294967295"))
         catalog.find(self.attention, argument="attention")
-        for key in ("train_size", "test_size"):
-            if getattr(self, key, 1) < 1:
+
+    def at_least_one(self, *keys: str) -> None:
+        """Refuse settings that count something and are less than one."""
+        for key in keys:
+            if getattr(self, key) < 1:
                 raise ValueError(refusal(key, getattr(self, key), "a whole number >= 1"))
 
     @classmethod

@@ -22,6 +22,8 @@ from regard.recipes.recipe import Recipe, configured
 
 CONFIG, KNOWN, VERSIONS, METRICS, CURVE = "config.json", "known.json", "versions.json", "metrics.json", "curve.csv"
 SIGNATURES = "signatures.json"
+# Variable of the environment that names the run folder to the processes that the first one starts.
+RUN = "REGARD_RUN"
 WEIGHTS, STATE, PREDICTIONS, TRACE, HEATMAP = (
     *("weights.safetensors", "state.ckpt", "predictions.jsonl", "attention.safetensors", "attention.svg"),
 )

@@ -110,41 +110,42 @@ def sweep(
 
 def means(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Mean and standard deviation of the metrics over the seeds, for each other combination of settings."""
+    return [_mean(members) for members in _by_settings(points)]
+
+
+def _by_settings(points: Sequence[Point]) -> list[list[Point]]:
+    """The points that have metrics, those together that differ in their seed alone."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         if point.metrics is not None:
-            groups.setdefault(json.dumps(_rest(point)), []).append(point)
-    rows = []
-    for key, members in groups.items():
-        row: dict[str, Any] = {**json.loads(key), "runs": len(members)}
-        for name in members[0].metrics or {}:
-            values = [p.metrics[name] for p in members if p.metrics is not None and name in p.metrics]
-            row[name] = statistics.fmean(values)
-            row[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
-        rows.append(row)
-    return rows
+            groups.setdefault(json.dumps(_but_seed(point)), []).append(point)
+    return list(groups.values())
+
+
+def _but_seed(point: Point) -> dict[str, Any]:
+    return {key: value for key, value in point.settings.items() if key != "seed"}
+
+
+def _mean(points: Sequence[Point]) -> dict[str, Any]:
+    row: dict[str, Any] = {**_but_seed(points[0]), "runs": len(points)}
+    for name in points[0].metrics or {}:
+        values = [p.metrics[name] for p in points if p.metrics is not None and name in p.metrics]
+        row[name] = statistics.fmean(values)
+        row[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+    return row
 
 
 def store_means(recipe: str, points: Sequence[Point], path: Path, command: str) -> None:
     """Append the means over seeds to a file of stored results, with the machine and the versions."""
     from regard.bench.measure import Row, store
 
-    first = Run.at(points[0].folder).recipe()
     rows = []
-    for row in means(points):
-        seeds = [p.settings["seed"] for p in points if "seed" in p.settings and _rest(p) == _rest_of(row, p)]
-        attention = str(row.get("attention", first.label))
-        of = " ".join(str(row.get(key, getattr(first, key))) for key in ("set", "task") if hasattr(first, key))
-        rows.append(Row("recipes", f"{recipe} {of}".strip(), attention, extra={**row, "seeds": seeds}))
+    for members in _by_settings(points):
+        task = Run.at(members[0].folder).recipe()
+        of = " ".join(str(getattr(task, key)) for key in ("set", "task") if hasattr(task, key))
+        seeds = [point.settings["seed"] for point in members if "seed" in point.settings]
+        rows.append(Row("recipes", f"{recipe} {of}".strip(), task.label, extra={**_mean(members), "seeds": seeds}))
     store(rows, path, command)
-
-
-def _rest(point: Point) -> dict[str, Any]:
-    return {key: value for key, value in point.settings.items() if key != "seed"}
-
-
-def _rest_of(row: Mapping[str, Any], point: Point) -> dict[str, Any]:
-    return {key: row.get(key) for key in _rest(point)}
 
 
 def _planned(recipe: str, settings: list[dict[str, Any]], common: Mapping[str, Any], out: Path) -> list[Point]:

@@ -15,10 +15,9 @@ from regard.evaluate.alignment import AlignmentCounts
 from regard.evaluate.outer import PerplexityCounts, Score
 from regard.evaluate.outer.result import signed
 from regard.model import Batch, Example, On, TaskModel
-from regard.model.naming import Available
 from regard.model.outputs import Output, SequenceDecoder, TokenDecoder, TransformerSequenceDecoder
 from regard.observe import Trace, record
-from regard.recipes.choice import make_attention
+from regard.recipes.choice import make_attention, tried
 from regard.recipes.look import one_for_each_pair
 from regard.recipes.recipe import Recipe, without_padding
 from regard.recipes.runs import HEATMAP
@@ -56,9 +55,7 @@ class Writing(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("embedding_dim", "hidden_dim", "layers", "heads", "beam"):
-            if getattr(self, key) < 1:
-                raise ValueError(refusal(key, getattr(self, key), "a whole number >= 1"))
+        self.at_least_one("embedding_dim", "hidden_dim", "layers", "heads", "beam")
 
     def writer(
         self,
@@ -179,16 +176,7 @@ class Dropped(nn.Dropout):
 def fitted(attention: nn.Module, inputs: Mapping[str, int], query_dim: int, out_dim: int) -> nn.Module:
     """An attention that gives what a decoder takes: itself, or with a map after it; one that does not fit is refused."""
     made = TaskModel(nn.Identity(), None, attention, Output())
-    found = Available(
-        {name: torch.ones(1, 3, dim) for name, dim in inputs.items()},
-        {name: torch.ones(1, 3, dtype=torch.bool) for name in inputs},
-        {},
-    )
-    # Looking must leave no mark: not on the random numbers that follow, nor on the state of the module.
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        was = attention.training
-        context = made.eval().read(found, torch.ones(1, 2, query_dim), start=0)
-        attention.train(was)
+    context = tried(made, inputs, lambda _: torch.ones(1, 2, query_dim), start=0)
     if not isinstance(context, Tensor) or context.shape[:-1] != (1, 2):
         got = f"{type(attention).__name__}, which does not give a context for each query"
         raise ValueError(refusal("attention", got, "one that reads for every token that is written"))

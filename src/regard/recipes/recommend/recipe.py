@@ -79,9 +79,7 @@ class Recommend(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("length", "recent", "users"):
-            if getattr(self, key) < 1:
-                raise ValueError(refusal(key, getattr(self, key), "a whole number >= 1"))
+        self.at_least_one("length", "recent", "users")
 
     @classmethod
     def usual(cls, attention: str, data: str | None) -> dict[str, Any]:
