@@ -1,4 +1,4 @@
-"""Training: Lightning around a recipe, so that a run can be killed at any moment and resumed to the same result.
+"""Training: Lightning's Fabric around a recipe, so that a run can be killed at any moment and resumed to the same result.
 
 Everything random is a function of the seed and of the number of the update: which examples, which dropout. So the state to keep
 is that of the model, the optimiser and the watch over the metric. It is written, whole or not at all, after each evaluation; a
@@ -10,15 +10,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor, nn
 
 from regard._errors import missing_extra, refusal
 from regard._files import whole, write_json, write_lines
@@ -27,17 +24,18 @@ from regard.model import Batch, Example, TaskModel, collate
 from regard.observe import record, reinforce
 from regard.recipes.logs import Events, write_curve
 from regard.recipes.look import keep_attention
+from regard.recipes.progress import Progress
 from regard.recipes.recipe import Judged, Recipe, one_of
 from regard.recipes.runs import CURVE, METRICS, PREDICTIONS, RUN, SIGNATURES, STATE, Run
+from regard.recipes.spread import gathered, optimizer_state, place_optimizer_state, weights_of
 
 try:
-    import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
+    from lightning.fabric import Fabric
 except ImportError as error:
     raise ImportError(missing_extra("lightning", "train", "regard run")) from error
 
 
-# Updates between two looks at the losses.
+# Updates between two looks at the losses; to look at every one would make the device wait at every update.
 _LOOK = 20
 # Some attentions leave parameters alone in some updates: a hop that is not reached, an option that is not chosen.
 _STRATEGIES = {"auto": "auto", "ddp": "ddp_find_unused_parameters_true", "fsdp": "fsdp"}
@@ -59,36 +57,40 @@ def training_loss(model: TaskModel, batch: Batch) -> Tensor:
     return model.loss(prediction, batch) + reinforce(trace, reward, others if count > 1 else 0.0)
 
 
-class _Updates(IterableDataset[Batch]):
-    """The batches of the updates between two evaluations."""
+class _Loss(nn.Module):
+    """What the processes have in common: the loss of a model, whose parameters may be copied or spread over them."""
 
-    def __init__(self, recipe: Recipe, examples: Sequence[Example], first: int, rank: int, world: int) -> None:
+    def __init__(self, model: TaskModel) -> None:
         super().__init__()
-        self.examples, self.order = examples, recipe.order(examples)
-        self.updates = range(first, min(first + recipe.every, recipe.steps))
-        self.rank, self.world = rank, world
+        self.model = model
 
-    def __len__(self) -> int:
-        return len(self.updates)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for update in self.updates:
-            # Every process takes its share of the same update.
-            chosen = self.order.chosen(update)[self.rank :: self.world]
-            yield collate([self.examples[k] for k in chosen])
+    def forward(self, held: _Held) -> Tensor:
+        return training_loss(self.model, held.batch)
 
 
-class _Training(pl.LightningModule):
-    """A task model under training."""
+class _Held:
+    """A batch that nobody looks into on its way to the model: to convert what already is right costs as much as a small layer."""
 
-    def __init__(self, recipe: Recipe, model: TaskModel, examples: Sequence[Example], kept: dict[str, Any]) -> None:
-        super().__init__()
-        self.recipe, self.model, self.examples = recipe, model, examples
-        self.first = int(kept.get("update", 0))
-        self.optimizer_state = kept.get("optimizer")
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+
+class _Training:
+    """A task model under training, in one of the processes."""
+
+    def __init__(self, recipe: Recipe, run: Run, model: TaskModel, kept: dict[str, Any], fabric: Fabric) -> None:
+        self.recipe, self.run, self.model, self.fabric = recipe, run, model, fabric
+        self.examples, self.validation = recipe.cached("train"), recipe.cached("validation")
+        self.order = recipe.order(self.examples)
+        self.update = int(kept.get("update", 0))  # number of updates done, in this process and before
+        self.curve: list[dict[str, Any]] = kept.get("curve", [])
+        self.best: float | None = kept.get("best")
+        self.since = int(kept.get("since", 0))  # evaluations since the best one
         self.losses: list[Tensor] = []  # not looked at yet
         self.recent: list[float] = []  # since the last evaluation
-        self.events: Events | None = None
+        self.seen: dict[str, float] = {}  # what the bar shows
+        self.device = fabric.device
+        self.converts = recipe.precision in ("16-true", "bf16-true", "64-true")
         if kept:
             try:
                 model.load_state_dict(kept["model"])
@@ -97,149 +99,126 @@ class _Training(pl.LightningModule):
                 raise ValueError(
                     refusal("resume", f"a state of another model: {said}", "one of this configuration")
                 ) from error
+        self.loss = fabric.setup_module(_Loss(model))
+        self.loss.train()
+        self.optimizer: Any = fabric.setup_optimizers(self._optimizer(kept.get("optimizer")))
 
-    @property
-    def update(self) -> int:
-        """Number of updates done, in this process and before."""
-        return self.first + self.global_step
-
-    def train_dataloader(self) -> DataLoader[Batch]:
-        updates = _Updates(self.recipe, self.examples, self.update, self.global_rank, self.trainer.world_size)
-        return DataLoader(updates, batch_size=None)
-
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        return batch.to(device)
-
-    def on_train_batch_start(self, batch: Batch, index: int) -> None:
-        # A function of the number of the update, like everything else: nothing to keep, nothing to resume.
-        (optimizer,) = self.trainer.optimizers
-        for group, lr in zip(optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = lr * self.recipe.rate(self.update)
-
-    def training_step(self, batch: Batch, index: int) -> Tensor:
-        torch.manual_seed(self.recipe.seed_of(self.update) * 1009 + self.global_rank)
-        loss = training_loss(self.model, batch) * self._share(batch)
-        self.losses.append(loss.detach())
-        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=False, batch_size=len(batch))
-        return loss
-
-    def _share(self, batch: Batch) -> Tensor | float:
-        """What the loss of this process counts: gradients are averaged over processes, whose batches may hold more or fewer tokens."""
-        if self.trainer.world_size == 1:
-            return 1.0
-        own = torch.as_tensor(self.model.output.terms(batch), dtype=torch.float32, device=self.device)
-        every = self.trainer.strategy.reduce(own.clone(), reduce_op="mean")
-        return own / every
-
-    def on_train_batch_end(self, outputs: Any, batch: Batch, index: int) -> None:
-        # To look at every loss would make the device wait at every update.
-        if len(self.losses) >= _LOOK or self.update >= self.recipe.steps:
-            self.look()
-
-    def look(self) -> None:
-        """Write the losses since the last look down; stop if there is one that is no number."""
-        if not self.losses:
-            return
-        own = torch.stack(self.losses).float()
-        losses = (own if self.trainer.world_size == 1 else self.trainer.strategy.reduce(own, reduce_op="mean")).tolist()
-        self.losses.clear()
-        for k, loss in enumerate(losses, self.update - len(losses) + 1):
-            if not math.isfinite(loss):
-                fix = "Fix: a smaller lr, or a smaller clip."
-                raise FloatingPointError(f"the loss is {loss} at update {k}. {fix}")
-        self.recent += losses
-        if self.events is not None:
-            self.events.write(self.update, {"loss": sum(losses) / len(losses)})
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        if _shards(self.trainer):
-            # The norm is that of gradients which no process has all of.
-            self.trainer.strategy.model.clip_grad_norm_(gradient_clip_val)  # type: ignore[union-attr, operator]
-            return
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def _optimizer(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
         optimizer = torch.optim.AdamW(self.recipe.groups(self.model), weight_decay=self.recipe.weight_decay)
         self.rates = [group["lr"] for group in optimizer.param_groups]
-        if self.optimizer_state is not None:
+        if state is not None:
             try:
-                optimizer.load_state_dict(self.optimizer_state)
+                place_optimizer_state(self.loss, optimizer, state)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     refusal("resume", f"a state of another optimiser: {error}", "one of this run")
                 ) from error
         return optimizer
 
+    def fit(self, bar: Progress, events: Events | None) -> None:
+        """Update until there is no more to gain."""
+        done = False
+        while not done:
+            for _ in range(min(self.recipe.every, self.recipe.steps - self.update)):
+                self._advance()
+                if len(self.losses) >= _LOOK:
+                    self._look(bar, events)
+            self._look(bar, events)
+            done = self._judge(bar, events)
 
-class _Watch(Checkpoint):
-    """Evaluates, keeps the best weights and the state, and ends training when nothing improves."""
+    def _advance(self) -> None:
+        """One update. Everything in it is a function of its number: nothing to keep, nothing to resume."""
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        # Every process takes its share of the same update.
+        chosen = self.order.chosen(self.update)[rank::world]
+        batch = collate([self.examples[k] for k in chosen]).to(self.device)
+        batch = self.fabric.strategy.precision.convert_input(batch) if self.converts else batch
+        for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = lr * self.recipe.rate(self.update)
+        _seed(self.recipe.seed_of(self.update) * 1009 + rank, self.device)
+        loss = self.loss(_Held(batch))
+        loss = loss if world == 1 else loss * self._share(batch)
+        self.fabric.backward(loss)
+        self.fabric.clip_gradients(self.loss, self.optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.detach())
+        self.update += 1
 
-    def __init__(self, run: Run, recipe: Recipe, examples: Sequence[Example], kept: dict[str, Any]) -> None:
-        self.run, self.recipe, self.examples = run, recipe, examples
-        self.curve: list[dict[str, Any]] = kept.get("curve", [])
-        self.best: float | None = kept.get("best")
-        self.since = int(kept.get("since", 0))
+    def _share(self, batch: Batch) -> Tensor:
+        """What the loss of this process counts: gradients are averaged over processes, whose batches may hold more or fewer tokens."""
+        own = torch.as_tensor(self.model.output.terms(batch), dtype=torch.float32, device=self.device)
+        return own / self._mean(own.clone())
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        assert isinstance(module, _Training)
-        with _gathered(trainer):
-            judged = evaluated(self.recipe, module.model, self.examples, module.device, glance=True)
-        value = judged.metrics[self.recipe.watch]
-        module.look()
-        loss, module.recent = sum(module.recent) / max(1, len(module.recent)), []
-        self.curve.append({"update": module.update, "loss": loss, **judged.metrics})
-        better = self.best is None or (value < self.best if self.recipe.lower else value > self.best)
+    def _mean(self, x: Tensor) -> Tensor:
+        if self.fabric.world_size == 1:
+            return x
+        mean = self.fabric.all_reduce(x, reduce_op="mean")
+        assert isinstance(mean, Tensor)
+        return mean
+
+    def _look(self, bar: Progress, events: Events | None) -> None:
+        """Write the losses since the last look down; stop if there is one that is no number."""
+        if not self.losses:
+            return
+        losses = self._mean(torch.stack(self.losses).float()).tolist()
+        self.losses.clear()
+        for k, loss in enumerate(losses, self.update - len(losses) + 1):
+            if not math.isfinite(loss):
+                fix = "Fix: a smaller lr, or a smaller clip."
+                raise FloatingPointError(f"the loss is {loss} at update {k}. {fix}")
+        self.recent += losses
+        mean = sum(losses) / len(losses)
+        self.seen["loss"] = mean
+        bar.show(self.update, self.seen)
+        if events is not None:
+            events.write(self.update, {"loss": mean})
+
+    def _judge(self, bar: Progress, events: Events | None) -> bool:
+        """Evaluate, keep the best weights and the state, and say whether to end."""
+        recipe, folder, speaks = self.recipe, self.run.folder, self.fabric.is_global_zero
+        with gathered(self.loss):
+            judged = evaluated(recipe, self.model, self.validation, self.device, glance=True)
+        value = judged.metrics[recipe.watch]
+        loss, self.recent = sum(self.recent) / max(1, len(self.recent)), []
+        self.curve.append({"update": self.update, "loss": loss, **judged.metrics})
+        better = self.best is None or (value < self.best if recipe.lower else value > self.best)
         self.best, self.since = (value, 0) if better else (self.best, self.since + 1)
-        module.log_dict(judged.metrics, prog_bar=True, batch_size=1, rank_zero_only=True)
+        self.seen |= judged.metrics
+        bar.show(self.update, self.seen)
         # Where parameters are spread over processes, all of them take part in putting them together.
-        weights = trainer.strategy.lightning_module_state_dict()
-        optimizer = trainer.strategy.optimizer_state(trainer.optimizers[0])
-        weights = {name.removeprefix("model."): x for name, x in weights.items()}
-        if trainer.is_global_zero:
+        weights = {name.removeprefix("model."): x for name, x in weights_of(self.loss).items()}
+        optimizer = optimizer_state(self.loss, self.optimizer.optimizer)
+        perfect = value == (0.0 if recipe.lower else 1.0) and self.since >= 1
+        done = self.since >= recipe.patience or perfect or self.update >= recipe.steps
+        if speaks:
             if better:
                 self.run.save_weights(weights)
-            write_curve(self.run.folder / CURVE, self.curve)
-            if module.events is not None:
-                module.events.write(module.update, judged.metrics)
-        perfect = value == (0.0 if self.recipe.lower else 1.0) and self.since >= 1
-        done = self.since >= self.recipe.patience or perfect or module.update >= self.recipe.steps
-        trainer.should_stop = done
-        if trainer.is_global_zero:
+            write_curve(folder / CURVE, self.curve)
+            if events is not None:
+                events.write(self.update, judged.metrics)
             state = {
                 "model": weights,
                 "optimizer": optimizer,
-                "update": module.update,
+                "update": self.update,
                 "curve": self.curve,
                 "best": self.best,
                 "since": self.since,
                 "done": done,
             }
-            whole(self.run.folder / STATE, lambda draft: torch.save(state, draft))
+            whole(folder / STATE, lambda draft: torch.save(state, draft))
+        return done
 
 
-def _shards(trainer: pl.Trainer) -> bool:
-    """Whether parameters are spread over processes."""
-    from lightning.pytorch.strategies import FSDPStrategy
-
-    return isinstance(trainer.strategy, FSDPStrategy)
-
-
-def _gathered(trainer: pl.Trainer) -> AbstractContextManager[None]:
-    """Whole parameters on every process, where they are spread over them."""
-    if not _shards(trainer):
-        return nullcontext()
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    assert trainer.strategy.model is not None
-    gathered: AbstractContextManager[None] = FullyShardedDataParallel.summon_full_params(
-        trainer.strategy.model, writeback=False
-    )
-    return gathered
+def _seed(seed: int, device: torch.device) -> None:
+    """What `torch.manual_seed` does, for the generators in use alone."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    elif device.type == "cuda":
+        torch.default_generator.manual_seed(seed)
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def evaluated(
@@ -280,9 +259,6 @@ def train(
     Returns:
         Whether this process is the one that speaks for all of them.
     """
-    # Which devices there are, and what else could be bought, is not what was asked.
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     one_of("strategy", strategy, tuple(_STRATEGIES))
     if not 1 <= devices <= recipe.batch:
         raise ValueError(refusal("devices", devices, f"from 1 to the examples of an update, batch={recipe.batch}"))
@@ -293,49 +269,43 @@ def train(
         return True
     if not kept:
         recipe.initialise(model)
-    module = _Training(recipe, model, recipe.cached("train"), kept)
-    watch = _Watch(run, recipe, recipe.cached("validation"), kept)
-    trainer = pl.Trainer(
-        max_steps=recipe.steps - module.first,
-        max_epochs=-1,
+    fabric = _fabric(recipe, devices, strategy)
+    # Lightning starts the other processes with the command of this one: they find the run here.
+    os.environ[RUN] = str(run.folder)
+    try:
+        fabric.launch()
+        training = _Training(recipe, run, model, kept, fabric)
+        speaks = bool(fabric.is_global_zero)
+        events = Events(run.folder, training.update) if speaks else None
+        try:
+            with Progress(recipe.name, recipe.steps, shown=progress and speaks) as bar:
+                bar.show(training.update, {})
+                training.fit(bar, events)
+        finally:
+            if events is not None:
+                events.close()
+    except BaseException:
+        # What one process cannot do, the others wait for in vain.
+        for process in getattr(fabric.strategy.launcher, "procs", ()):
+            process.terminate()
+        raise
+    finally:
+        del os.environ[RUN]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    return speaks
+
+
+def _fabric(recipe: Recipe, devices: int, strategy: str) -> Fabric:
+    # Which devices there are, and what else could be bought, is not what was asked.
+    for name in ("lightning.fabric", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return Fabric(
         accelerator="auto",
         devices=devices,
         strategy=_STRATEGIES[strategy if devices > 1 or strategy == "fsdp" else "auto"],
         precision=recipe.precision,  # type: ignore[arg-type]
-        callbacks=[watch, *([RichProgressBar(refresh_rate=10)] if progress else [])],
-        logger=False,
-        enable_progress_bar=progress,
-        enable_model_summary=False,
-        enable_checkpointing=True,
-        gradient_clip_val=recipe.clip,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        default_root_dir=run.folder,
     )
-    if trainer.world_size != devices:
-        raise ValueError(refusal("devices", devices, f"what this machine gives: {trainer.world_size}"))
-    if trainer.is_global_zero:
-        module.events = Events(run.folder, module.first)
-    # Lightning starts the other processes with the command of this one: they find the run here.
-    os.environ[RUN] = str(run.folder)
-    with warnings.catch_warnings():
-        # One process draws the batches: they are small, and a function of the number of the update.
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=".*IterableDataset.*")
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-        # Every process judges all examples, and comes to the same metrics.
-        warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
-        try:
-            trainer.fit(module)
-        except SystemExit as error:
-            # Lightning takes the interruption for itself, and leaves.
-            raise KeyboardInterrupt from error
-        finally:
-            del os.environ[RUN]
-            if module.events is not None:
-                module.events.close()
-    return bool(trainer.is_global_zero)
 
 
 def _kept(path: Path) -> dict[str, Any]:
