@@ -15,6 +15,9 @@ def whole(path: Path, write: Callable[[Path], None]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        # Some writers keep what they write to the user alone; the umask says who may read it.
+        draft.touch()
+        mode = draft.stat().st_mode
         try:
             write(draft)
         except (OSError, KeyboardInterrupt):
@@ -22,6 +25,7 @@ def whole(path: Path, write: Callable[[Path], None]) -> Path:
         except Exception as error:
             # Writers of tensors have errors of their own for a disk that is full.
             raise OSError(f"{path} could not be written: {error}") from error
+        draft.chmod(mode)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(draft, path)

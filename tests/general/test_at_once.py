@@ -1,7 +1,8 @@
-"""One query, nothing masked, added or watched: the equation itself, which must be what `execute` would have run."""
+"""One query, nothing to be kept out, added or watched: the equation itself, which must be what `execute` would have run."""
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
@@ -36,6 +37,33 @@ def test_it_is_what_is_executed_otherwise(name: str) -> None:
     assert torch.equal(directly, watched)
     assert trace.weights.shape == key.shape[:-1]
     assert rg.explain_dispatch(attend, query, key).path == "dense"
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_filled_keys_are_what_is_executed_otherwise(name: str) -> None:
+    attend, (query, key) = SCORES[name](), inputs(name)
+    real = torch.rand(key.shape[:-1], generator=torch.Generator().manual_seed(1)) > 0.4
+    real[0] = False
+    key = torch.where(real.unsqueeze(-1), key, 0.0)
+    if query is not None:
+        query[0] = math.nan  # it has nothing to read
+    directly = attend._at_once(query, key, None, real)
+    assert directly is not None
+    mask = rg.Keys(real, filled=True)
+    with rg.record(attend):
+        watched = attend(query, key, mask=mask)
+    assert torch.equal(directly, watched)
+    assert torch.equal(attend(query, key, mask=mask), watched)
+    assert not watched[0].any()
+    torch.testing.assert_close(attend(query, key, mask=rg.Keys(real)), watched)
+
+
+def test_a_tensor_of_booleans_says_nothing_of_what_stands_elsewhere() -> None:
+    attend, (query, key) = SCORES["additive"](), inputs("additive")
+    real = torch.arange(11) < 7
+    loud = torch.where(real[:, None], key, math.nan)
+    for mask in (real.expand(2, 11), rg.Keys(real.expand(2, 11))):
+        torch.testing.assert_close(attend(query, loud, mask=mask), attend(query, key[:, :7]))
 
 
 @pytest.mark.parametrize("name", SCORES)

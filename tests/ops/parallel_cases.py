@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
 from regard import parallel
-from regard.feature.parts import Real
+from regard.feature.affinity import Sides
 from tests.cases import scrambled
 
 B, DQ, DK, DV = 2, 3, 5, 7
@@ -679,8 +679,8 @@ def refusals(ranks: Ranks) -> None:
             rg.Attention("dot")(x, x, bias=torch.ones(4, 4))
         with refused(ValueError, "lengths: got", "at most as many as there are keys, 12"):
             rg.Attention("dot")(x, x, mask=rg.Padding(torch.tensor([5, 13])))
-        with refused(TypeError, "BoundReal, a mask of what one rank holds", "knows the places of all ranks"):
-            rg.Attention("dot")(x, x, mask=Real(torch.ones(B, 4, dtype=torch.bool)))
+        with refused(TypeError, "BoundSides, a mask of what one rank holds", "knows the places of all ranks"):
+            rg.Attention("dot")(x, x, mask=Sides(None, torch.ones(B, 4, dtype=torch.bool)))
     with refused(TypeError, "mesh: got ProcessGroup"), parallel.context(ranks.mesh.get_group()):
         pass
     with refused(ValueError, "exchange: got 'rings'", "Did you mean 'ring'?"):

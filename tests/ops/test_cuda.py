@@ -1,4 +1,8 @@
-"""The additive kernels on a GPU: every width, mask, activation and dtype, as exact as the formula in the same dtype."""
+"""The additive kernels on a GPU: widths, masks, activations, dtypes and alignments, as exact as the dense execution in the same dtype.
+
+A kernel is compiled for each activation, dtype, kind of mask and alignment. The quick cases share few of these; the sample behind the mark
+`slow` does not, and is best spread over processes.
+"""
 
 from __future__ import annotations
 
@@ -7,84 +11,76 @@ import random
 
 import pytest
 import torch
-from torch import Tensor
 
 import regard as rg
+from tests.ops.additive_cases import ALIGNMENTS, WIDTH, Case, check
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 ACTIVATIONS = ("tanh", "sigmoid", "relu", "leaky_relu", "gelu", "identity")
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MASKS = ("none", "pairs", "causal", "padding", "causal and padding", "window")
 WIDTHS = (1, 3, 16, 48, 64, 65, 100, 128, 129, 200, 256)
+SIZES = ((17, 33), (300, 257))
 
 
-def grid() -> list[tuple[str, torch.dtype, str, int, int, int, int]]:
-    """A seeded sample; every width of values with every dtype is in it."""
-    draw = random.Random(0)
-    cases = []
-    for d_v, dtype in itertools.product(WIDTHS, DTYPES):
-        for _ in range(4):
-            act, mask = draw.choice(ACTIVATIONS), draw.choice(MASKS)
-            cases.append(
-                (
-                    act,
-                    dtype,
-                    mask,
-                    draw.choice(WIDTHS),
-                    d_v,
-                    draw.choice((1, 17, 64, 300)),
-                    draw.choice((1, 33, 128, 257)),
-                )
-            )
+def quick() -> list[Case]:
+    sizes = ((300, 1), *SIZES)
+    cases = [
+        Case("soft", "tanh", F32, "none", hidden, 16, *size) for hidden, size in zip((65, 3, 256), sizes, strict=True)
+    ]
+    cases += [
+        Case("soft", "tanh", F16, "causal", hidden, 65, *size) for hidden, size in zip((16, 200), SIZES, strict=True)
+    ]
+    cases += [
+        Case("soft", "relu", BF16, "pairs", hidden, 256, *size) for hidden, size in zip((3, 129), SIZES, strict=True)
+    ]
+    cases += [Case("soft", "tanh", BF16, "padding", 64, 64, *size, dropout=0.3) for size in SIZES]
+    for name, dtype, mask, p, bias in (
+        ("straight-through", F32, "pairs", 0.3, False),
+        ("gumbel", BF16, "none", 0.0, True),
+        ("predictive", F32, "none", 0.3, False),
+        ("predictive, often empty", F32, "pairs", 0.0, False),
+    ):
+        cases += [Case(name, "tanh", dtype, mask, 33, 20, *size, p, bias) for size in SIZES]
     return cases
 
 
-def mask_of(name: str, nq: int, n: int) -> object:
-    pairs = torch.rand(2, nq, n, device="cuda") > 0.3
-    padding = rg.Padding(torch.tensor([max(1, n // 2), n], device="cuda"))
-    known = {
-        "pairs": pairs,
-        "causal": rg.Causal(),
-        "padding": padding,
-        "causal and padding": rg.Causal() & padding,
-        "window": rg.Window(9),
-    }
-    return known.get(name)
+def sample() -> list[Case]:
+    """Every width of values with every dtype, and every alignment, the rest drawn."""
+    draw = random.Random(0)
+    cases = []
+    for d_v, dtype in itertools.product(WIDTHS, (F32, F16, BF16)):
+        act, mask, hidden = draw.choice(ACTIVATIONS), draw.choice(MASKS), draw.choice(WIDTHS)
+        cases.append(
+            Case("soft", act, dtype, mask, hidden, d_v, draw.choice((1, 17, 64, 300)), draw.choice((1, 33, 128, 257)))
+        )
+    for name, dtype in itertools.product(ALIGNMENTS, (F32, F16, BF16)):
+        act, mask, p = draw.choice(ACTIVATIONS), draw.choice(MASKS), draw.choice((0.0, 0.3))
+        cases.append(Case(name, act, dtype, mask, 33, 20, 64, 131, p, draw.random() < 0.5))
+    return cases
 
 
-def with_gradients(attend: rg.Attention, x: list[Tensor], mask: object, cotangent: Tensor) -> list[Tensor]:
-    leaves = [t.detach().clone().requires_grad_() for t in x]
-    wanted = [*leaves, *attend.parameters()]
-    context = attend(*leaves, mask=mask)
-    found = torch.autograd.grad(context, wanted, cotangent.to(context.dtype), allow_unused=True)
-    return [context.detach(), *(torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True))]
+@pytest.mark.parametrize("case", quick(), ids=str)
+def test_kernels_are_as_exact_as_the_dense_execution(case: Case) -> None:
+    check(case, "cuda")
 
 
-def distance(x: Tensor, exact: Tensor) -> float:
-    return float((x.double() - exact).norm() / exact.norm().clamp(min=1e-12))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sample(), ids=str)
+def test_kernels_are_as_exact_as_the_dense_execution_in_a_sample(case: Case) -> None:
+    check(case, "cuda")
 
 
-@pytest.mark.parametrize("case", grid(), ids=lambda case: "-".join(map(str, case)).replace("torch.", ""))
-def test_kernels_are_as_exact_as_the_formula(case: tuple[str, torch.dtype, str, int, int, int, int]) -> None:
-    act, dtype, mask_name, hidden, d_v, nq, n = case
-    torch.manual_seed(hash((hidden, d_v, nq, n)) % 1000)
-    width = 24
-    wide = rg.Attention("additive", query_dim=width, key_dim=width, hidden_dim=hidden, activation=act).double().cuda()
-    low = rg.Attention("additive", query_dim=width, key_dim=width, hidden_dim=hidden, activation=act).to(dtype).cuda()
-    low.load_state_dict({name: p.to(dtype) for name, p in wide.state_dict().items()})
-    wide.load_state_dict({name: p.double() for name, p in low.state_dict().items()})
-    x = [torch.randn(2, m, d, device="cuda", dtype=dtype) for m, d in ((nq, width), (n, width), (n, d_v))]
-    mask, cotangent = mask_of(mask_name, nq, n), torch.randn(2, nq, d_v, device="cuda", dtype=torch.double).to(dtype)
-    with rg.execution("dense"):
-        exact = with_gradients(wide, [t.double() for t in x], mask, cotangent)
-        rival = with_gradients(low, x, mask, cotangent)
+@pytest.mark.parametrize("name", ["soft", "gumbel", "predictive"])
+def test_the_kernel_is_the_path_taken(name: str) -> None:
+    attend = Case(name, dropout=0.2).attention().cuda()
+    x = torch.randn(2, 5, WIDTH, device="cuda")
     with rg.execution("fused"):
-        assert rg.explain_dispatch(low, *x, mask=mask).path == "fused"
-        mine, again = (with_gradients(low, x, mask, cotangent) for _ in range(2))
-    rounding = torch.finfo(dtype).eps
-    for k, (ours, twice, reference, same) in enumerate(zip(mine, again, exact, rival, strict=True)):
-        assert torch.equal(ours, twice), f"{k}: two runs differ"
-        assert ours.isfinite().all()
-        if reference.norm() > 1e-9 * max(1.0, float(exact[0].norm())):
-            assert distance(ours, reference) <= 2 * (distance(same, reference) + 2 * rounding), k
+        assert rg.explain_dispatch(attend, x, x).path == "fused"
+
+
+def test_compiles_as_one_graph() -> None:
+    attend, x = Case("predictive").attention().cuda().eval(), torch.randn(2, 40, WIDTH, device="cuda")
+    with rg.execution("fused"):
+        torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="aot_eager")(x, x), attend(x, x))

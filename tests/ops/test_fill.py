@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from regard.ops import fill
-from regard.ops.fill import kept
+from regard.ops.fill import kept, where
 
 
 @pytest.fixture(params=["selection", "bits"])
@@ -53,3 +54,25 @@ def test_a_bad_gradient_stops_at_what_was_dropped(way: str) -> None:
 def test_function_transforms(way: str) -> None:
     keep, x = torch.rand(5, 1) < 0.5, torch.randn(3, 5, 2)
     assert torch.equal(torch.func.vmap(lambda x: kept(x, keep))(x), x * keep)
+
+
+@pytest.mark.parametrize("other", [0.0, -math.inf, 3])
+@pytest.mark.parametrize("keep", [torch.tensor([True, False, True]), torch.tensor([[True], [False]])], ids=str)
+def test_where_is_that_of_torch_also_where_a_device_must_not_wait(keep: Tensor, other: float, monkeypatch) -> None:
+    x = torch.tensor([1.0, math.nan, math.inf], requires_grad=True)
+    expected = torch.where(keep, x, other)
+    (slope,) = torch.autograd.grad(expected.sum(), x)
+    with monkeypatch.context() as patched:
+        # What runs on a device, which a CPU can run as well.
+        patched.setattr(Tensor, "device", property(lambda _: torch.device("meta")))
+        patched.setattr(torch, "where", lambda *_: pytest.fail("a copy to the device"))
+        found = where(keep, x, other)
+    assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
+    assert torch.equal(torch.autograd.grad(found.sum(), x)[0], slope)
+
+
+def test_where_of_whole_numbers() -> None:
+    x = torch.tensor([1, 2])
+    keep = torch.tensor([True, False])
+    assert where(keep, x, -1).tolist() == [1, -1]
+    assert where(keep, x, math.inf).tolist() == [1.0, math.inf]

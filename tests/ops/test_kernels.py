@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import regard as rg
+
 HERE = Path(__file__).parent
 
 
@@ -18,8 +20,9 @@ HERE = Path(__file__).parent
     importlib.util.find_spec("triton") is None, reason="needs Triton, which this platform does not have"
 )
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("tier", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("file", sorted(path.name for path in (HERE / "interpreted").glob("test_*.py")))
-def test_kernels_under_the_interpreter(file: str) -> None:
+def test_kernels_under_the_interpreter(file: str, tier: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable,
@@ -29,9 +32,13 @@ def test_kernels_under_the_interpreter(file: str) -> None:
         "no:xdist",
         "-p",
         "no:cacheprovider",
+        "-m",
+        tier,
         str(HERE / "interpreted" / file),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
+    if tier == "slow" and done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        pytest.skip("nothing slow here")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
@@ -54,3 +61,47 @@ def test_wider_ranges_come_later_and_finer_inputs_get_finer_series() -> None:
         limits = [fit.limit for fit in fits]
         assert limits == sorted(limits)
     assert max(f.error for f in sines.FLOAT16) < max(f.error for f in sines.BFLOAT16)
+
+
+def on_a_gpu(attend: rg.Attention, n: int = 512, dtype: torch.dtype = torch.float32, **kwargs: object) -> rg.Dispatch:
+    """What an attention of n tokens of width 4 would run as, were there a GPU."""
+    x = torch.randn(2, n, 4, dtype=dtype)
+    return rg.explain_dispatch(attend.to(dtype), x, x, device="cuda", **kwargs)
+
+
+def additive(align: object = "soft", hidden: int = 64, **kwargs: object) -> rg.Attention:
+    return rg.Attention("additive", align, query_dim=4, key_dim=4, hidden_dim=hidden, **kwargs)
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+
+@needs_triton
+@pytest.mark.parametrize("align", [rg.Soft(0.5), rg.Hard("gumbel"), rg.Hard("reinforce"), rg.Local(3)], ids=repr)
+def test_additive_scores_have_a_kernel_under(align: object) -> None:
+    assert on_a_gpu(additive(align, dropout=0.1)).path == "fused"
+    assert on_a_gpu(additive(align), bias=torch.zeros(512, 512, requires_grad=True)).path == "fused"
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("attend", "n", "dtype", "reason"),
+    [
+        (additive(rg.Sparsemax()), 512, torch.float32, "alignment Sparsemax has no kernel"),
+        (additive(), 512, torch.float64, "torch.float64"),
+        (additive(hidden=257), 512, torch.float32, "more than 256 hidden units"),
+        (additive(activation="elu"), 512, torch.float32, "activation 'elu"),
+    ],
+    ids=["sparse", "double", "wide", "activation"],
+)
+def test_what_has_no_kernel_says_why(attend: rg.Attention, n: int, dtype: torch.dtype, reason: str) -> None:
+    found = on_a_gpu(attend, n, dtype)
+    assert found.path != "fused"
+    assert reason in found.reason
+
+
+@needs_triton
+def test_more_pairs_than_a_kernel_counts() -> None:
+    n = 50_000
+    mask = torch.ones(1, 1, dtype=torch.bool).expand(n, n)
+    assert "more than 2147483647 pairs" in on_a_gpu(additive(), n, mask=mask).reason

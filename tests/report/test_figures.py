@@ -278,7 +278,12 @@ class TestTokenStrip:
         short, long = (token_strip(["token"] * n, [1 / n] * n) for n in (3, 200))
         assert len({text.get_position()[1] for text in short.axes[0].texts}) == 1
         assert len({text.get_position()[1] for text in long.axes[0].texts}) > 5
-        assert long.get_figwidth() == short.get_figwidth()
+        # No wider than the text, and never wider than a page.
+        assert short.get_figwidth() < 2 < 6 < long.get_figwidth() < 7.5
+        for figure in (short, long):
+            boxes = [patch.get_bbox() for patch in figure.axes[0].patches]
+            assert max(box.y1 for box in boxes) == pytest.approx(figure.axes[0].get_ylim()[0])
+        assert max(box.x1 for box in boxes) == pytest.approx(long.axes[0].get_xlim()[1])
         assert long.get_figheight() > 3 * short.get_figheight()
 
     def test_text_stays_in_its_box_and_boxes_apart(self):

@@ -17,6 +17,7 @@ from regard.general.masks import Bound, Mask, Sizes
 from regard.ops.blockwise import panels, recomputed
 from regard.ops.call import Call
 from regard.ops.dispatch import autocasting, choose, rows_of_panel
+from regard.ops.fill import where
 from regard.ops.forms import AdditiveForm, BilinearForm, Form, wide
 from regard.ops.heap import return_freed_memory
 
@@ -82,7 +83,7 @@ def sums(call: Call, impl: str, first: Tensor, second: Tensor) -> tuple[Tensor, 
         if masked:
             allowed = call.tile(i).mask()
             assert allowed is not None
-            a = torch.where(allowed, a, 0.0)
+            a = where(allowed, a, 0.0)
         return a @ second, a.mT @ first[..., i.start : i.stop, :]
 
     with _uncast(call.device):
@@ -110,8 +111,8 @@ def maxima(call: Call, impl: str) -> tuple[Tensor, Tensor]:
         return a.amax(-1), a.amax(-2)
     of_first, of_second, first_has, second_has = _partners(call, rows, tiled)
     return (
-        torch.where(first_has, pair_scores(call, None, of_first), -math.inf),
-        torch.where(second_has, pair_scores(call, of_second, None), -math.inf),
+        where(first_has, pair_scores(call, None, of_first), -math.inf),
+        where(second_has, pair_scores(call, of_second, None), -math.inf),
     )
 
 
@@ -120,7 +121,7 @@ def _allowed(call: Call, i: range, tiled: bool) -> Tensor:
     with _uncast(call.device):
         a = call.scores(i, tiled=tiled)
     mask = None if call.mask is None else call.tile(i).mask()
-    a = a if mask is None else torch.where(mask, a, -math.inf)
+    a = a if mask is None else where(mask, a, -math.inf)
     whole = (*call.lead, len(i), call.n)
     return a if a.shape == whole else a.expand(whole)
 

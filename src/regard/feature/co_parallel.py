@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.affinity import Sides, maxima, sums
-from regard.feature.parts import Aligns, ScoreLike, attentions, masked_input, masked_inputs, pair_of_widths, real
+from regard.feature.parts import Aligns, ScoreLike, attentions, masked_inputs, pair_of_widths, real
 from regard.general.scores import Score
 from regard.general.scores.base import AdditiveForm, BilinearForm, Heads, head_axes, matrix, vector, width
 from regard.ops import hooks
 from regard.ops.activations import activation as resolve
 from regard.ops.call import Call
+from regard.ops.fill import kept_rows, where
 from regard.ops.forms import wide
 
 _SCORINGS = ("aggregated", "max")
@@ -206,7 +207,7 @@ class ParallelCoAttention(nn.Module):
         (first, second), (mask1, mask2) = masked_inputs({"first": first, "second": second}, masks, self.widths)
         sides = None if mask1 is None and mask2 is None else Sides(mask1, mask2)
         affinity = hooks.changed(self.affinity, self.affinity.call(first, second, mask=sides))
-        hidden = self._hidden(affinity, first, second, (mask1, mask2)) if "aggregated" in self.scoring else None
+        hidden = self._hidden(affinity, first, second) if "aggregated" in self.scoring else None
         largest = _maxima(affinity, self.affinity.impl) if "max" in self.scoring else None
         hooks.seen(self.affinity, affinity)
         contexts = []
@@ -216,21 +217,19 @@ class ParallelCoAttention(nn.Module):
                 contexts.append(reader(None, x, mask=real(mask), bias=largest[k]))
             else:
                 assert hidden is not None
-                contexts.append(reader(None, hidden[k], x, mask=real(mask)))
+                # What is summed reaches padding too; a softmax never looks there, other alignments may.
+                plain = reader.align.temperature_of_softmax is not None
+                keys = hidden[k] if plain else kept_rows(hidden[k], mask)
+                contexts.append(reader(None, keys, x, mask=real(mask)))
         return contexts[0] + contexts[1] if self.output == "sum" else torch.cat(contexts, -1)
 
-    def _hidden(
-        self, affinity: Call, first: Tensor, second: Tensor, masks: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
-        """The hidden layers of aggregated scores, (..., N1, d_w) and (..., N2, d_w)."""
+    def _hidden(self, affinity: Call, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden layers of aggregated scores, (..., N1, d_w) and (..., N2, d_w); at padding what is summed there, finite."""
         assert self.W1 is not None
         assert self.W2 is not None
         p1, p2 = first @ self.W1.mT, second @ self.W2.mT
         of_first, of_second = sums(affinity, self.affinity.impl, p1, p2)
-        # What is summed reaches padding too, where an input must be zero.
-        h1, _ = masked_input(p1 + of_first.to(p1.dtype), masks[0], "first")
-        h2, _ = masked_input(p2 + of_second.to(p2.dtype), masks[1], "second")
-        return h1, h2
+        return p1 + of_first.to(p1.dtype), p2 + of_second.to(p2.dtype)
 
     def extra_repr(self) -> str:
         return f"scoring={self.scoring}, output={self.output!r}"
@@ -241,4 +240,4 @@ def _maxima(affinity: Call, impl: str) -> list[Tensor]:
     found = maxima(affinity, impl)
     if affinity.mask is None and 0 not in affinity.form.sizes:
         return list(found)
-    return [torch.where((x > -math.inf).any(-1, keepdim=True), x, 0.0) for x in found]
+    return [where((x > -math.inf).any(-1, keepdim=True), x, 0.0) for x in found]

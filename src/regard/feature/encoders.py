@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard._errors import refusal
-from regard.feature.parts import masked_input
+from regard.general.inputs import checked_input
 from regard.general.scores.base import width
+from regard.ops.fill import kept_rows, where
 
 _KINDS = {"gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -33,6 +34,8 @@ class RecurrentEncoder(nn.Module):
         >>> RecurrentEncoder(6, 4)(torch.randn(2, 3, 5, 6)).shape
         torch.Size([2, 3, 5, 8])
     """
+
+    fills_padding = True
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class RecurrentEncoder(nn.Module):
         self, tokens: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*_ n"] | None = None
     ) -> Float[Tensor, "*b n h"]:
         """Encode sequences with any leading axes; what is no real token becomes zero."""
-        tokens, mask = masked_input(tokens, mask, "tokens", self.network.input_size)
+        tokens, mask = checked_input(tokens, mask, "tokens", self.network.input_size)
         weight = self.network.weight_ih_l0
         if tokens.dtype != weight.dtype and not torch.is_autocast_enabled(tokens.device.type):
             fix = "Fix: convert the module or the inputs, or use torch.autocast."
@@ -80,14 +83,21 @@ class RecurrentEncoder(nn.Module):
             states, _ = self.network(flat)
             return states.reshape(shape)  # type: ignore[no-any-return]
         real = mask.reshape(flat.shape[:2])
-        # Real tokens first, in their order; `back` is the way back.
+        # The host must know the lengths, and learns at once whether a token comes after padding.
+        told = torch.cat([real.sum(-1), (real[:, 1:] > real[:, :-1]).any().view(1)]).cpu()
+        lengths, (*counts, after) = told[:-1], told.tolist()
+        if not after and min(counts) > 0:
+            return self._states(flat, lengths).reshape(shape)
+        # Real tokens first, in their order; a sequence without any reads one that is filled.
         order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)
-        back = order.argsort(-1)
-        lengths = real.sum(-1).clamp(min=1).cpu()
-        packed = pack_padded_sequence(_rows(flat, order), lengths, batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.network(packed)[0], batch_first=True, total_length=flat.shape[1])
-        states = torch.where(real.unsqueeze(-1), _rows(states, back), 0.0)
-        return states.reshape(shape)
+        states = _rows(self._states(_rows(kept_rows(flat, real), order), lengths.clamp(min=1)), order.argsort(-1))
+        return where(real.unsqueeze(-1), states, 0.0).reshape(shape)
+
+    def _states(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """States of sequences (B, N, d) that are padded on the right; zeros at the padding."""
+        packed = pack_padded_sequence(tokens, lengths, batch_first=True, enforce_sorted=False)
+        states: Tensor = pad_packed_sequence(self.network(packed)[0], batch_first=True, total_length=tokens.shape[1])[0]
+        return states
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:

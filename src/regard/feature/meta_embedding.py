@@ -16,6 +16,7 @@ from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_inputs
 from regard.general.alignments import Alignment
 from regard.general.scores.base import vector, width, zeros
 from regard.ops.call import Tile
+from regard.ops.fill import where
 
 
 class SigmoidGate(Alignment):
@@ -27,7 +28,7 @@ class SigmoidGate(Alignment):
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         weights = torch.sigmoid(scores + self.c)
-        return weights if mask is None else torch.where(mask, weights, 0.0)
+        return weights if mask is None else where(mask, weights, 0.0)
 
 
 @register(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +14,7 @@ from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment
 from regard.general.attention import Attention
 from regard.general.inputs import masked_input as masked_input
-from regard.general.masks import Bound, Mask, Sizes
+from regard.general.masks import Keys
 from regard.general.scores import Score
 
 # A name, a class, a ready-made part, or a function of the widths of query (None where there is no query) and key.
@@ -149,39 +148,9 @@ def pair_of_widths(dim: int | tuple[int, int]) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-class Real(Mask):
-    """The real tokens (..., N) of an input that is zero elsewhere already."""
-
-    def __init__(self, allowed: Tensor) -> None:
-        self.allowed = allowed
-
-    def bind(self, sizes: Sizes) -> Bound:
-        return _BoundReal(self.allowed, sizes)
-
-
-@dataclass(frozen=True)
-class _BoundReal(Bound):
-    allowed: Tensor
-    sizes: Sizes
-    is_filled = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.allowed.shape[:-1], 1, self.sizes.n)
-
-    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
-        return self.allowed[..., None, j.start : j.stop]
-
-    def keys(self, device: torch.device) -> Tensor:
-        return self.allowed
-
-    def rows(self, device: torch.device) -> Tensor:
-        return self.allowed.any(-1, keepdim=True)
-
-
-def real(mask: Tensor | None) -> Real | None:
+def real(mask: Tensor | None) -> Keys | None:
     """What to pass to an attention that reads a filled input."""
-    return None if mask is None else Real(mask)
+    return None if mask is None else Keys(mask, filled=True)
 
 
 def masked_inputs(

@@ -12,7 +12,6 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import (
     Aligns,
-    Real,
     Scores,
     attentions,
     is_empty,
@@ -22,6 +21,7 @@ from regard.feature.parts import (
     real,
 )
 from regard.general.attention import Attention
+from regard.general.masks import Keys
 from regard.general.scores import ActivatedGeneral
 from regard.general.scores.base import width
 
@@ -132,7 +132,7 @@ class RotatoryAttention(nn.Module):
         return torch.cat(r, -1)
 
     def _read_contexts(
-        self, r: _Vectors, inputs: list[Tensor], masks: list[Real | None], empty: list[Tensor | None]
+        self, r: _Vectors, inputs: list[Tensor], masks: list[Keys | None], empty: list[Tensor | None]
     ) -> _Vectors:
         left = self.left(r.target_left, inputs[1], mask=masks[1])
         right = self.right(r.target_right, inputs[2], mask=masks[2])
@@ -140,7 +140,7 @@ class RotatoryAttention(nn.Module):
         return _Vectors(left, right, r.target_left, r.target_right)
 
     def _read_target(
-        self, r: _Vectors, target: Tensor, mask: Real | None, pooled: Tensor, empty: list[Tensor | None]
+        self, r: _Vectors, target: Tensor, mask: Keys | None, pooled: Tensor, empty: list[Tensor | None]
     ) -> _Vectors:
         left = _unless(empty[0], self.target_left(r.left, target, mask=mask), pooled)
         right = _unless(empty[1], self.target_right(r.right, target, mask=mask), pooled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from regard import catalog
 from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment, Soft
+from regard.general.alignments.soft import softmax_of_allowed
 from regard.general.masks import Bound, Mask, Sizes, as_mask, broadcasts
 from regard.general.scores import Score
 from regard.ops import hooks
-from regard.ops.call import Bias, Call
+from regard.ops.call import Bias, Call, assuming
 from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execute, is_free
 from regard.ops.fill import kept_rows
 from regard.ops.folds import tempered
@@ -142,8 +144,9 @@ class Attention(nn.Module):
         Returns:
             Contexts (..., Nq, d_v), or (..., d_v) for a single query.
         """
-        if mask is None and bias is None and start == 0 and not hooks.interventions and not hooks.observers:
-            context = self._at_once(query, key, value)
+        if bias is None and start == 0 and not hooks.interventions and not hooks.observers:
+            real = mask.real if isinstance(mask, Mask) else None
+            context = self._at_once(query, key, value, real) if mask is None or real is not None else None
             if context is not None:
                 return context
         call = self.call(query, key, value, mask=mask, bias=bias, start=start)
@@ -152,8 +155,10 @@ class Attention(nn.Module):
         hooks.seen(self, call)
         return context.squeeze(-2) if call.single else context
 
-    def _at_once(self, query: Tensor | None, key: Tensor, value: Tensor | None) -> Tensor | None:
-        """The equation itself for one query, where there is nothing to decide; None elsewhere.
+    def _at_once(
+        self, query: Tensor | None, key: Tensor, value: Tensor | None, real: Tensor | None = None
+    ) -> Tensor | None:
+        """The equation itself for one query, where there is nothing to decide; None elsewhere. No NaN stands where a key is not `real`.
 
         What surrounds the products of such a call would otherwise cost a fifth of them. It is what `execute` runs for it: no
         library call has activated scores, and a single row needs no panels.
@@ -166,12 +171,21 @@ class Attention(nn.Module):
         temperature = align.temperature_of_softmax
         if temperature is None or not isinstance(key, Tensor) or not key.is_cpu or key.dtype not in WIDE:
             return None
+        if real is not None and (real.shape != key.shape[:-1] or not real.is_cpu):
+            return None
         if (isinstance(query, Tensor) and query.dim() == key.dim()) or torch.is_autocast_enabled("cpu"):
             return None
         query, value, _, _ = _check_inputs(score, query, key, value)
         score.check_widths(query, key)
-        form = score.reduce(query, key)
-        return product(tempered(form.scores(range(1)), temperature).softmax(-1), value).squeeze(-2)
+        if real is not None and query is not None:
+            # A query with nothing to read may hold anything.
+            query = kept_rows(query, real.any(-1, keepdim=True))
+        scores = tempered(score.reduce(query, key).scores(range(1)), temperature)
+        if real is None:
+            weights = scores.softmax(-1)
+        else:
+            weights = softmax_of_allowed(scores, real.unsqueeze(-2))
+        return product(weights, value).squeeze(-2)
 
     def _children(self) -> tuple[Score, Alignment]:
         """Score and alignment: a module looks its children up by name in Python, at the price of a small product."""
@@ -243,8 +257,14 @@ class Attention(nn.Module):
         return f"dropout={self.dropout}, impl={self.impl!r}"
 
 
-def explain_dispatch(module: Attention, *args: Any, **kwargs: Any) -> Dispatch:
+def explain_dispatch(module: Attention, *args: Any, device: str | None = None, **kwargs: Any) -> Dispatch:
     """Say which execution a call would take, and why, without running it.
+
+    Args:
+        module: the attention.
+        *args: what it would be called with.
+        device: a type of device to decide for, which need not be there, such as `"cuda"`; that of the values when not given.
+        **kwargs: likewise, such as `mask`.
 
     Example:
         >>> print(explain_dispatch(Attention("dot"), torch.randn(5, 4), torch.randn(7, 4)))
@@ -252,10 +272,14 @@ def explain_dispatch(module: Attention, *args: Any, **kwargs: Any) -> Dispatch:
     """
     if not isinstance(module, Attention):
         raise TypeError(refusal("module", type(module).__name__, "an Attention"))
+    if device is not None and device not in ("cpu", "cuda"):
+        raise ValueError(refusal("device", repr(device), "'cpu' or 'cuda'"))
     inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_cuda]
     # A call draws its seed when it is made, and this one is never run.
     with torch.random.fork_rng(devices=sorted({x.get_device() for x in inputs})):
-        return choose(hooks.changed(module, module.call(*args, **kwargs)), module.impl)
+        call = hooks.changed(module, module.call(*args, **kwargs))
+        with nullcontext() if device is None else assuming(device):
+            return choose(call, module.impl)
 
 
 def _parts(score: Score | str, align: Alignment | str, options: dict[str, Any]) -> tuple[Score, Alignment]:

@@ -15,6 +15,7 @@ from regard.general.inputs import masked_input
 from regard.general.masks import Directional, Keys, Mask, Where
 from regard.general.scores import TokenToToken
 from regard.general.scores.base import width
+from regard.ops.fill import where
 
 _DIRECTIONS = ("forward", "backward", "both")
 
@@ -90,7 +91,7 @@ class DirectionalSelfAttention(nn.Module):
             others = others & Keys(mask) & mask.unsqueeze(-1)
         hidden = F.elu(self.input(tokens))
         fused: Tensor = self.gate(hidden, self.attention(hidden, hidden, mask=others))
-        return fused if mask is None else torch.where(mask.unsqueeze(-1), fused, 0.0)
+        return fused if mask is None else where(mask.unsqueeze(-1), fused, 0.0)
 
 
 def _apart(i: Tensor, j: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from regard._errors import refusal
 from regard.ops.fill import kept
 
 
-def masked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """One input (..., N, d) with zeros where its mask is False, and the mask (..., N)."""
+def checked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """One input (..., N, d), and its mask (..., N); or a refusal."""
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
         got = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(refusal(name, got, "a floating-point tensor, (..., N, d)"))
@@ -31,4 +31,10 @@ def masked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None = 
         except RuntimeError:
             got = f"shape {tuple(mask.shape)}"
             raise ValueError(refusal(f"mask of {name}", got, f"a shape that broadcasts to {tuple(shape)}")) from None
-    return kept(x, mask.unsqueeze(-1)), mask
+    return x, mask
+
+
+def masked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """One input (..., N, d) with zeros where its mask is False, and the mask (..., N)."""
+    x, mask = checked_input(x, mask, name, width)
+    return (x, None) if mask is None else (kept(x, mask.unsqueeze(-1)), mask)

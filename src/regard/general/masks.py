@@ -23,6 +23,7 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.ops.banded import Reach
+from regard.ops.fill import where
 from regard.ops.parallel.ranks import Shard, current
 
 _SCAN_ELEMENTS = 1 << 22
@@ -41,6 +42,9 @@ class Sizes:
 
 class Mask:
     """Base of all masks."""
+
+    # Which keys may be read, (..., N), where that is all it says and the others are known to be zero.
+    real: Tensor | None = None
 
     def __and__(self, other: Mask | Tensor) -> Mask:
         return And(self, as_mask(other))
@@ -132,7 +136,7 @@ class Bound:
     def ends(self, device: torch.device) -> Tensor:
         """One more than the last key that each query may attend, (..., Nq); zero where there is none."""
         place = torch.arange(1, self.sizes.n + 1, device=device)
-        last = [torch.where(tile, place, 0).amax(-1) for tile in self._panels(device) if self.sizes.n]
+        last = [where(tile, place, 0).amax(-1) for tile in self._panels(device) if self.sizes.n]
         return torch.cat(last, -1) if last else torch.zeros(self.sizes.nq, dtype=torch.int64, device=device)
 
     def _scan(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -249,16 +253,22 @@ class _BoundPairs(Bound):
 class Keys(Mask):
     """The same keys for every query: booleans (..., N) whose leading axes are the first ones of the call.
 
+    Args:
+        allowed: True for what may be read.
+        filled: whether keys and values are known to be zero elsewhere, as what a mechanism of this library has read is: there is
+            nothing to be kept out, such as NaN.
+
     Example:
         >>> Keys(torch.tensor([[True, True, False]]))
         Keys(1, 3)
     """
 
-    def __init__(self, allowed: Tensor) -> None:
+    def __init__(self, allowed: Tensor, filled: bool = False) -> None:
         as_mask(allowed)
         if isinstance(allowed, Tensor) and allowed.dim() == 0:
             raise ValueError(refusal("allowed", "a tensor without axes", "booleans over the keys, (..., N)"))
         self.allowed = allowed
+        self.real = allowed if filled else None
 
     def __repr__(self) -> str:
         return f"Keys{tuple(self.allowed.shape)}"
@@ -269,13 +279,14 @@ class Keys(Mask):
             whole = (*sizes.lead, sizes.n)
             raise ValueError(refusal("mask", f"Keys of shape {(*lead, n)}", f"booleans over the keys, {whole}"))
         allowed = self.allowed.reshape(*lead, *(1,) * (len(sizes.lead) - len(lead)), n)
-        return _BoundKeys(allowed.expand(*allowed.shape[:-1], sizes.n), sizes)
+        return _BoundKeys(allowed.expand(*allowed.shape[:-1], sizes.n), sizes, self.real is not None)
 
 
 @dataclass(frozen=True)
 class _BoundKeys(Bound):
     allowed: Tensor  # (..., N)
     sizes: Sizes
+    is_filled: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -294,7 +305,7 @@ class _BoundKeys(Bound):
     def ends(self, device: torch.device) -> Tensor:
         if not self.sizes.n:
             return super().ends(device)
-        last = torch.where(self.allowed, torch.arange(1, self.sizes.n + 1, device=device), 0).amax(-1, keepdim=True)
+        last = where(self.allowed, torch.arange(1, self.sizes.n + 1, device=device), 0).amax(-1, keepdim=True)
         return last.expand(*last.shape[:-1], self.sizes.nq)
 
 
@@ -407,7 +418,7 @@ class _BoundBand(Bound):
 
     def ends(self, device: torch.device) -> Tensor:
         i = torch.arange(self.sizes.nq, device=device) + self.offset
-        return torch.where(self.rows(device), (i + self.high + 1).clamp(max=self.sizes.n).long(), 0)
+        return where(self.rows(device), (i + self.high + 1).clamp(max=self.sizes.n).long(), 0)
 
 
 class Causal(Band):
@@ -575,10 +586,10 @@ class _BoundBoth(Bound):
             return super().ends(device)
         place = torch.arange(1, self.sizes.n + 1, device=device)
         # The last allowed key up to each position: that of a query is the one up to where its band ends.
-        last = torch.where(keys.allowed, place, 0).cummax(-1).values[..., (band.ends(device) - 1).clamp(min=0)]
+        last = where(keys.allowed, place, 0).cummax(-1).values[..., (band.ends(device) - 1).clamp(min=0)]
         rows = self.rows(device)
         assert rows is not None
-        return torch.where(rows, last, 0)
+        return where(rows, last, 0)
 
     def _band_and_keys(self) -> tuple[_BoundBand | None, _BoundKeys | None]:
         pair = (self.left, self.right)

@@ -7,8 +7,9 @@ left and right. Where a task has one input, it also goes by the names that modul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,17 +45,31 @@ class On(nn.Module):
         return self.module(*args, **kwargs)
 
 
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The arguments of a forward, which a class has once; to ask costs as much as a small layer."""
+    if "forward" in vars(module):  # put there by hand
+        return inspect.signature(module.forward).parameters
+    return _parameters_of(type(module).forward)
+
+
+@cache
+def _parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return dict(list(inspect.signature(forward).parameters.items())[1:])
+
+
 @dataclass(frozen=True)
 class Available:
     """What modules may ask for: features with masks, and values without.
 
     `reads` names the inputs whose tokens the contexts of an attention stand for, one context each; None where that is not known.
+    `filled` names those that are zero where they are not real.
     """
 
     inputs: Mapping[str, Tensor]
     masks: Mapping[str, Tensor]
     values: Mapping[str, Any]
     reads: tuple[str, ...] | None = None
+    filled: frozenset[str] = frozenset()
 
     def arguments(self, module: nn.Module, role: str) -> dict[str, Any]:
         """The arguments of a call; an argument that has no default and is not at hand is an error."""
@@ -66,7 +81,7 @@ class Available:
         inner = module.module if isinstance(module, On) else module
         found: dict[str, Any] = {}
         given: list[str] = []
-        parameters = inspect.signature(inner.forward).parameters
+        parameters = _parameters(inner)
         for name, parameter in parameters.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("mask", "masks"):
                 continue
@@ -86,7 +101,7 @@ class Available:
             mask = self.masks.get(given[0])
             # Where pairs may be forbidden, a mask of keys is said to be one.
             pairs = mask is not None and "Mask" in str(parameters["mask"].annotation)
-            found["mask"] = Keys(mask) if pairs and mask is not None else mask
+            found["mask"] = Keys(mask, given[0] in self.filled) if pairs and mask is not None else mask
         if "masks" in parameters:
             found["masks"] = tuple(self.masks.get(source) for source in given)
         return found, given

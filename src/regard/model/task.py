@@ -78,17 +78,19 @@ class TaskModel(nn.Module):
 
     def encode(self, batch: Batch) -> Available:
         """The features of every input, and which of them are real: a feature model that changes the length has a `mask_after`."""
-        features, masks = dict(batch.inputs), dict(batch.masks)
+        features, masks, filled = dict(batch.inputs), dict(batch.masks), []
         for name, x in batch.inputs.items():
             if self.by_name and name not in self.features:  # type: ignore[operator]
                 continue
             module = self.features[name] if self.by_name else self.features  # type: ignore[index]
             mask = batch.masks.get(name)
             features[name] = module(x, mask)
+            if getattr(module, "fills_padding", False):
+                filled.append(name)
             after = mask_after(module, mask)
             if after is not None:
                 masks[name] = after
-        return Available(features, masks, batch.variables)
+        return Available(features, masks, batch.variables, filled=frozenset(filled))
 
     def read(self, found: Available, query: Tensor | None, **more: Any) -> Tensor:
         """Call the attention with a query."""

@@ -17,6 +17,8 @@ from regard.ops.blockwise import over_rows
 from regard.ops.call import Call, Tile
 from regard.ops.dispatch import autocasting, rows_of_panel, wants_dense
 from regard.ops.edges import EdgeCall, EdgeTile
+from regard.ops.fill import where
+from regard.ops.summaries import can_summarise, summarised
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,12 @@ class Field:
 def entropy(rows: Rows, _: Any) -> Tensor:
     """Entropy of the weights of each query, in nats."""
     a = rows.weights
-    return -torch.where(a > 0, a * torch.where(a > 0, a, 1.0).log(), 0.0).sum(-1)
+    return -where(a > 0, a * where(a > 0, a, 1.0).log(), 0.0).sum(-1)
 
 
 def log_sum_exp(rows: Rows, _: Any) -> Tensor:
     """Log-sum-exp of the allowed scores of each query; minus infinity where there are none."""
-    scores = rows.scores if rows.mask is None else torch.where(rows.mask, rows.scores, -math.inf)
+    scores = rows.scores if rows.mask is None else where(rows.mask, rows.scores, -math.inf)
     return scores.logsumexp(-1)
 
 
@@ -59,20 +61,19 @@ def expected_position(rows: Rows, _: Any) -> Tensor:
 
 def mass_on(rows: Rows, region: Tensor | None) -> Tensor:
     """Weight that falls on a region of the keys, booleans (..., N) whose leading axes are the first ones of the call."""
+    return (rows.weights * rows.tile.per_key(_region(rows.tile.call, region))).sum(-1)
+
+
+def _region(call: Call, region: Tensor | None) -> Tensor:
+    """A region with all leading axes of a call, or a refusal."""
     if not isinstance(region, Tensor) or region.dtype != torch.bool:
         kind = f"a tensor of {region.dtype}" if isinstance(region, Tensor) else type(region).__name__
         raise TypeError(refusal("region", kind, "booleans over the keys, (..., N)"))
-    lead, n = rows.tile.call.lead, rows.tile.call.n
-    axes = region.shape[:-1]
-    too_many = len(axes) > len(lead)
-    if (
-        too_many
-        or region.shape[-1:] != (n,)
-        or any(size not in (1, full) for size, full in zip(axes, lead, strict=False))
-    ):
+    lead, n, axes = call.lead, call.n, region.shape[:-1]
+    fits = all(size in (1, full) for size, full in zip(axes, lead, strict=False))
+    if len(axes) > len(lead) or region.shape[-1:] != (n,) or not fits:
         raise ValueError(refusal("region", f"shape {tuple(region.shape)}", f"booleans over the keys, {(*lead, n)}"))
-    region = region.reshape(*axes, *(1,) * (len(lead) - len(axes)), n)
-    return (rows.weights * rows.tile.per_key(region)).sum(-1)
+    return region.reshape(*axes, *(1,) * (len(lead) - len(axes)), n)
 
 
 def topk(rows: Rows, k: int) -> Tensor:
@@ -138,6 +139,13 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     fields = {name: (known[name], known[name].argument if arg is None else arg) for name, arg in wanted.items()}
 
     tiled = not wants_dense()
+    arguments = {name: argument for name, (_, argument) in fields.items()}
+    if tiled and can_summarise(call, arguments):
+        if "mass_on" in arguments:
+            arguments["mass_on"] = _region(call, arguments["mass_on"])
+        with asking(call):
+            summed = summarised(call, arguments)
+        return {name: shown(call, x, fields[name][0].axis) for name, x in summed.items()}
 
     def panel(i: range) -> tuple[Tensor, ...]:
         tile = call.tile(i)

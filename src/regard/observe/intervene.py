@@ -20,6 +20,7 @@ from regard.observe.trace import ADOPT
 from regard.ops import hooks
 from regard.ops.call import Align, Call, Tile
 from regard.ops.edges import EdgeTile
+from regard.ops.fill import where
 from regard.ops.random import PERMUTE, draw_seed, uniform
 
 Change = Callable[[Call], Call]
@@ -79,7 +80,7 @@ class Permuted(Shuffling):
         noise = self.noise(scores, tile)
         weights = self.original_weights(scores, mask, tile).expand(noise.shape)
         allowed = readable(scores, mask).expand(noise.shape)
-        shuffled = torch.where(allowed, noise, math.inf).argsort(-1)
+        shuffled = where(allowed, noise, math.inf).argsort(-1)
         ordered = (~allowed).to(torch.uint8).argsort(dim=-1, stable=True)
         return torch.zeros_like(weights).scatter(-1, ordered, weights.gather(-1, shuffled))
 

@@ -28,7 +28,7 @@ LARGE_PANEL_ELEMENTS = 1 << 19
 
 def panel_rows(call: Call) -> int:
     """Query rows of one panel."""
-    budget = CPU_PANEL_ELEMENTS if call.device.type == "cpu" else GPU_PANEL_ELEMENTS
+    budget = CPU_PANEL_ELEMENTS if call.device_type == "cpu" else GPU_PANEL_ELEMENTS
     return max(1, budget // max(1, math.prod(call.lead) * call.row_elements))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,8 +13,21 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.ops.forms import Form, common_shape, product, wide
 from regard.ops.random import DROPOUT, uniform
+from regard.ops.rule import Rule
 
 Bias = Tensor | Callable[[Tensor, Tensor], Tensor]
+
+_assumed: list[str] = []
+
+
+@contextmanager
+def assuming(device: str) -> Iterator[None]:
+    """Decide about calls inside as if they were on a type of device, which need not be there."""
+    _assumed.append(device)
+    try:
+        yield
+    finally:
+        _assumed.pop()
 
 
 @runtime_checkable
@@ -53,6 +67,10 @@ class Align(Protocol):
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         """Weights of complete rows."""
+        ...
+
+    def rule(self, call: Call) -> Rule | None:
+        """The same as what a kernel can read; None where no kernel can."""
         ...
 
     @property
@@ -115,6 +133,11 @@ class Call:
     @property
     def device(self) -> torch.device:
         return self.value.device
+
+    @property
+    def device_type(self) -> str:
+        """Type of the device that an execution is chosen for."""
+        return _assumed[-1] if _assumed else self.value.device.type
 
     @property
     def all_keys(self) -> int:

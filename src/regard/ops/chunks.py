@@ -13,8 +13,6 @@ $dv_j = \sum_i P_{ij}\, do_i$, $de_{ij} = P_{ij} (do_i \cdot v_j - D_i)$.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,9 @@ import torch
 from torch import Tensor
 
 from regard.ops.buckets import HOLE, HashedMask
+from regard.ops.fill import where
 from regard.ops.random import DROPOUT, philox
+from regard.ops.ready import loaded
 
 if TYPE_CHECKING:
     from regard.ops.triton import hashed
@@ -172,21 +172,9 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return torch.bmm(x, y, out_dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else torch.bmm(x, y)
 
 
-def _has_triton() -> bool:
-    """Whether there are kernels; they are imported here, on first use, also while a graph is being compiled."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    importlib.import_module("regard.ops.triton.hashed")
-    return True
-
-
-# What torch.compiler.assume_constant_result does, without its import of the whole compiler.
-_has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def _why_not_kernels(q: Tensor, v: Tensor, chunk: int) -> str | None:
     """The reason why the kernels do not compute this, or None."""
-    if q.device.type != "cuda" or not _has_triton():
+    if q.device.type != "cuda" or not loaded("hashed"):
         return "no CUDA device with Triton"
     from regard.ops.triton import hashed
 
@@ -248,9 +236,9 @@ class _Chunked(torch.autograd.Function):
         context = ((lse - total).exp().unsqueeze(-1) * partial).sum(0)
         # What is not a number stays so, as in every other execution.
         alive = ~(total <= _HIDDEN / 2)
-        context = torch.where(alive.unsqueeze(-1), context, 0.0)
+        context = where(alive.unsqueeze(-1), context, 0.0)
         ctx.plan = plan
-        ctx.save_for_backward(q, k, v, context, torch.where(alive, total, 0.0), hidden, own)
+        ctx.save_for_backward(q, k, v, context, where(alive, total, 0.0), hidden, own)
         return context
 
     @staticmethod

@@ -17,7 +17,7 @@ from regard.ops.call import Call
 from regard.ops.dense import dense
 from regard.ops.edges import EdgeCall
 from regard.ops.forms import AdditiveForm
-from regard.ops.fused import fused, why_not_fused, why_not_worthwhile
+from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_worthwhile
 from regard.ops.hashed import HashedCall
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import ring, why_not_ring
@@ -25,8 +25,10 @@ from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
 
 IMPLS = ("auto", "dense", "blockwise", "fused")
 
-# Below this many hidden units in all, the equation itself is quicker than tiling it.
+# Below this many hidden units in all, on a CPU, the equation itself is quicker than tiling it.
 SMALL_HIDDEN_ELEMENTS = 1 << 16
+# On a GPU what takes time below this is to launch: the equation's few operators are quicker than kernels or tiles, and take 64 MiB.
+SMALL_ON_DEVICE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -130,23 +132,38 @@ def _alone(call: Call, impl: str) -> Dispatch:
             "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
         )
     reason = why_not_fused(call) or why_not_worthwhile(call)
-    if reason is None:
-        what = "plain bilinear scores under a softmax: one library call"
-        return Dispatch("fused", what if call.form.is_plain else "additive scores under a softmax: our kernel")
+    if reason is None and call.form.is_plain and why_not_library(call) is None:
+        return Dispatch("fused", "plain bilinear scores under a softmax: one library call")
+    because = "" if reason is None else f"{reason}; "
     if _is_small(call):
-        return Dispatch("dense", f"{reason}; small enough for the equation itself")
+        return Dispatch("dense", f"{because}small enough for the equation itself")
     if torch._C._are_functorch_transforms_active():
-        return Dispatch("dense", f"{reason}; torch.func takes neither recomputation nor gradients of operators")
+        return Dispatch("dense", f"{because}torch.func takes neither recomputation nor gradients of operators")
+    if reason is None:
+        return Dispatch("fused", f"{_described(call)}: our kernel")
     rows = rows_of_panel(call)
     return Dispatch("blockwise", f"{reason}; {math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows")
 
 
+def _described(call: Call) -> str:
+    form = call.form
+    if isinstance(form, AdditiveForm):
+        score = "additive"
+    else:
+        score = "bilinear" if form.activation is None else "activated bilinear"
+    align = "a softmax" if call.align.temperature_of_softmax is not None else f"alignment {type(call.align).__name__}"
+    return f"{score} scores under {align}"
+
+
 def _along_edges(call: EdgeCall) -> Dispatch:
+    transformed = torch._C._are_functorch_transforms_active()
+    if why_not_fused(call) is None and not transformed:
+        return Dispatch("fused", "additive scores under a softmax along edges: our kernel")
     reason = call.why_not_segment()
     # How many slots a row needs is known only by looking at the edges, which would break a graph.
     if reason is None and torch.compiler.is_compiling():
         return Dispatch("blockwise", "one operator")
-    if torch._C._are_functorch_transforms_active():
+    if transformed:
         return Dispatch("dense", "torch.func takes neither recomputation nor gradients of operators")
     if _is_small(call):
         return Dispatch("dense", "small enough for the equation itself")
@@ -218,6 +235,6 @@ def _is_small(call: Call) -> bool:
     if call.form.sizes[0] == 1:
         # The hidden layer of a single query is no larger than the projected keys.
         return True
-    pairs = math.prod(call.lead) * call.pairs
-    width = call.form.a.shape[-1] if isinstance(call.form, AdditiveForm) else 1
-    return pairs * width <= SMALL_HIDDEN_ELEMENTS
+    width = call.form.a.shape[-1] if isinstance(call.form, AdditiveForm) else call.form.features or 1
+    most = SMALL_HIDDEN_ELEMENTS if call.device_type == "cpu" else SMALL_ON_DEVICE
+    return math.prod(call.lead) * call.pairs * width <= most

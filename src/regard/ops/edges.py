@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.ops.call import Call, Tile
+from regard.ops.fill import where
 from regard.ops.forms import AdditiveForm, BilinearForm
 from regard.ops.segment import edge_attention
 
@@ -160,7 +161,7 @@ class EdgeTile(Tile):
     def key_of(self, slot: Tensor) -> Tensor:
         """The edges in some slots (..., rows, k) of each row; -1 stays."""
         ids = self.slots[0].expand(*slot.shape[:-1], -1)
-        return torch.where(slot < 0, -1, ids.gather(-1, slot.clamp(min=0))) if ids.shape[-1] else slot
+        return where(slot >= 0, ids.gather(-1, slot.clamp(min=0)), -1) if ids.shape[-1] else slot
 
     def by_key(self, x: Tensor) -> Tensor:
         """Slots (..., rows, slots) as one row of edges, sorted by target."""

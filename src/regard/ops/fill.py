@@ -12,6 +12,20 @@ LARGE_ELEMENTS = 1 << 15
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def where(keep: Tensor, x: Tensor, other: float) -> Tensor:
+    """X where `keep` is true, a number elsewhere; the two tensors broadcast.
+
+    `torch.where` copies a number to a device, and waits until everything before it is done.
+
+    Example:
+        >>> where(torch.tensor([True, False]), torch.tensor([1.0, float("nan")]), 0)
+        tensor([1., 0.])
+    """
+    if keep.device.type == "cpu" or (isinstance(other, float) and not x.is_floating_point()):
+        return torch.where(keep, x, other)
+    return x.masked_fill(~keep, other)
+
+
 def kept(x: Tensor, keep: Tensor) -> Tensor:
     """X where `keep`, which broadcasts to its shape, is true; zero elsewhere.
 
@@ -22,7 +36,7 @@ def kept(x: Tensor, keep: Tensor) -> Tensor:
     """
     large = x.device.type == "cpu" and x.numel() >= LARGE_ELEMENTS and x.element_size() in _BITS
     if not large or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return torch.where(keep, x, 0.0)
+        return where(keep, x, 0.0)
     result: Tensor = _Kept.apply(x, keep)  # type: ignore[no-untyped-call]
     return result
 

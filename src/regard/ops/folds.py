@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from regard.ops.call import Tile
+from regard.ops.fill import where
 
 State = tuple[Tensor, ...]
 OfTile = Callable[[Tile], Tensor]
@@ -69,7 +70,7 @@ def tempered(scores: Tensor, temperature: float | Tensor) -> Tensor:
     if not isinstance(temperature, Tensor):
         return scores if temperature == 1.0 else scores / temperature
     finite = scores != -math.inf
-    return torch.where(finite, torch.where(finite, scores, 0.0) / temperature, -math.inf)
+    return where(finite, where(finite, scores, 0.0) / temperature, -math.inf)
 
 
 class SoftFold:
@@ -93,7 +94,7 @@ class SoftFold:
             scores = self.change(scores, tile)
         mask = tile.mask()
         scores = tempered(scores, self.temperature)
-        scores = scores if mask is None else torch.where(mask, scores, -math.inf)
+        scores = scores if mask is None else where(mask, scores, -math.inf)
         m = _maximum(scores)
         weights = torch.exp(scores - _finite(m))
         gained = weights if self.gain is None else weights * self.gain(tile).to(weights.dtype)
@@ -113,7 +114,7 @@ class SoftFold:
 
     def read(self, state: State) -> Tensor:
         _, mass, total = state
-        return torch.where(mass > 0, total / torch.where(mass > 0, mass, 1.0), 0.0)
+        return where(mass > 0, total / where(mass > 0, mass, 1.0), 0.0)
 
 
 class BestFold:
@@ -131,11 +132,11 @@ class BestFold:
             return state
         mask = tile.mask()
         priority = self.priority(scores, tile).detach()
-        priority = priority if mask is None else torch.where(mask, priority, -math.inf)
+        priority = priority if mask is None else where(mask, priority, -math.inf)
         top = priority.amax(-1, keepdim=True)
         first = (priority == top).to(torch.uint8).argmax(-1, keepdim=True)
         positions = tile.positions()[1]
-        index = torch.where(top > -math.inf, first + positions[0, 0], -1)
+        index = where(top > -math.inf, first + positions[0, 0], -1)
         hot = (positions == index).to(scores.dtype)
         hot = hot if self.gain is None else hot * self.gain(tile).to(hot.dtype)
         return self.merge(state, (top, index, _dropped(hot, tile) @ _values(tile, scores.dtype)))
@@ -147,7 +148,7 @@ class BestFold:
         return top, index, value
 
     def share(self, part: State, whole: State) -> State:
-        return whole[0], whole[1], torch.where(part[1] == whole[1], part[2], 0.0)
+        return whole[0], whole[1], where(part[1] == whole[1], part[2], 0.0)
 
     def read(self, state: State) -> Tensor:
         return state[2]
@@ -228,4 +229,4 @@ def _maximum(scores: Tensor) -> Tensor:
 
 
 def _finite(m: Tensor) -> Tensor:
-    return torch.where(m > -math.inf, m, 0.0)
+    return where(m > -math.inf, m, 0.0)

@@ -70,7 +70,7 @@ class BilinearForm:
     @property
     def is_plain(self) -> bool:
         """Whether a fused dot-product attention computes it, up to a constant of each row."""
-        return self.activation is None or self.activation.is_identity
+        return not self.multi and (self.activation is None or self.activation.is_identity)
 
     @property
     def row_elements(self) -> int:

@@ -1,4 +1,4 @@
-"""Fused execution of the plain bilinear softmax: torch's scaled dot-product attention, guarded.
+"""Fused execution: torch's scaled dot-product attention, guarded, for the plain bilinear softmax; our kernels for other scores.
 
 The library call gives NaN for a row with nothing to attend to, and takes one width for keys and values on the CPU. Both
 are mended here. Half-precision key biases (negative squared distance) are split into three columns that add up to them.
@@ -12,11 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.ops.activated import activated_kernel, why_not_activated
+from regard.ops.axes import four_axes, mask_axes
 from regard.ops.call import Call
+from regard.ops.edge_kernel import edge_attention_by_kernel, why_not_edge_kernel
 from regard.ops.edges import EdgeCall
-from regard.ops.fill import kept
+from regard.ops.features import features_kernel, why_not_features
+from regard.ops.fill import kept, where
 from regard.ops.forms import BilinearForm
 from regard.ops.kernels import additive_kernel, why_not_kernel
+from regard.ops.multi import multi_kernel, why_not_multi
 
 # Above this a mask or bias that must be written out makes the call quadratic in memory: blockwise is better.
 WRITTEN_MASK_ELEMENTS = 1 << 26
@@ -25,15 +30,21 @@ WRITTEN_MASK_ELEMENTS = 1 << 26
 def why_not_fused(call: Call) -> str | None:
     """The reason why this call has no fused execution, or None."""
     if isinstance(call, EdgeCall):
-        return "the keys are edges, each read by one query"
+        return why_not_edge_kernel(call)
     if not isinstance(call.form, BilinearForm):
-        return why_not_kernel(call)
+        return why_not_multi(call) if call.form.multi else why_not_kernel(call)
     if not call.form.is_plain:
-        return f"activation {call.form.activation.spec!r} on the scores"  # type: ignore[union-attr]
+        return why_not_features(call) if call.form.multi else why_not_activated(call)
+    reason = why_not_library(call)
+    # What the library call does not know, the kernel of activated scores does: the identity is an activation.
+    return reason if reason is None or why_not_activated(call) is not None else None
+
+
+def why_not_library(call: Call) -> str | None:
+    """The reason why the library's attention does not compute this call with plain bilinear scores, or None."""
+    assert isinstance(call.form, BilinearForm)
     if call.align.temperature_of_softmax is None:
         return f"alignment {type(call.align).__name__} is not a plain softmax"
-    if call.form.multi:
-        return "multi-dimensional weights"
     if call.form.key_bias is not None and torch.float16 in (call.form.key.dtype, call.value.dtype):
         return "a term of each key that float16 may not hold"
     if call.dropout > 0.0:
@@ -55,10 +66,21 @@ def why_not_worthwhile(call: Call) -> str | None:
 
 
 def fused(call: Call) -> Tensor:
-    """Softmax attention by one library call, or by our kernel for additive scores."""
+    """Attention by one library call, or by our kernels for other scores and alignments."""
+    if isinstance(call, EdgeCall):
+        return edge_attention_by_kernel(call)
     form = call.form
     if not isinstance(form, BilinearForm):
-        return additive_kernel(call)
+        return multi_kernel(call) if form.multi else additive_kernel(call)
+    if not form.is_plain:
+        return features_kernel(call) if form.multi else activated_kernel(call)
+    return by_library(call) if why_not_library(call) is None else activated_kernel(call)
+
+
+def by_library(call: Call) -> Tensor:
+    """Softmax attention with plain bilinear scores by one library call."""
+    form = call.form
+    assert isinstance(form, BilinearForm)
     lead, nq, n = call.lead, call.nq, call.n
     if 0 in (n, nq, *lead):
         return call.value.new_zeros(*lead, nq, call.value.shape[-1])
@@ -75,7 +97,7 @@ def fused(call: Call) -> Tensor:
         common = max(query.shape[-1], width)
         query, key, value = (F.pad(x, (0, common - x.shape[-1])) for x in (query, key, value))
     dtype = value.dtype
-    q, k, v = (_four_axes(x.to(dtype), lead) for x in (query, key, value))
+    q, k, v = (four_axes(x.to(dtype), lead) for x in (query, key, value))
     mask, alive = _mask_and_rows(call, dtype)
     causal = mask is None and call.mask is not None
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
@@ -84,14 +106,6 @@ def fused(call: Call) -> Tensor:
     if context.shape[-1] != width:
         context = context[..., :width]
     return context if alive is None else kept(context, alive)
-
-
-def _four_axes(x: Tensor, lead: tuple[int, ...]) -> Tensor:
-    """(..., N, d) -> (batch, heads, N, d); more leading axes are folded into the heads."""
-    if len(lead) == 2 and x.shape[:-2] == lead:
-        return x
-    batch = lead[0] if lead else 1
-    return x.expand(*lead, *x.shape[-2:]).reshape(batch, -1, *x.shape[-2:])
 
 
 def _with_key_bias(query: Tensor, key: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,12 +133,12 @@ def _mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor | None, Tenso
     assert temperature is not None
     bias = bias / temperature
     if allowed is not None:
-        bias = torch.where(allowed, bias, -math.inf)
+        bias = where(allowed, bias, -math.inf)
     # NaN counts as alive, so that it is seen in the result.
     alive = bias.amax(-1, keepdim=True) != -math.inf
     # On the CPU the library adds a wide bias to half-precision products; rounded, it would move the weights.
     dtype = torch.promote_types(dtype, torch.float32) if bias.device.type == "cpu" else dtype
-    return _mask_axes(torch.where(alive, bias, 0.0).to(dtype), call.lead), alive
+    return mask_axes(where(alive, bias, 0.0).to(dtype), call.lead), alive
 
 
 def _shared_mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -139,16 +153,9 @@ def _shared_mask_and_rows(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tenso
         assert allowed is not None
         alive = allowed.any(-1, keepdim=True)
         added = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(alive & ~allowed, -math.inf)
-        memo[key] = _mask_axes(added, call.lead), None if cleared else alive
+        memo[key] = mask_axes(added, call.lead), None if cleared else alive
     found: tuple[Tensor, Tensor | None] = memo[key]
     return found
-
-
-def _mask_axes(mask: Tensor, lead: tuple[int, ...]) -> Tensor:
-    mask = mask.reshape((1,) * (len(lead) + 2 - mask.dim()) + tuple(mask.shape))
-    if len(lead) > 2 and any(size > 1 for size in mask.shape[1:-2]):
-        mask = mask.expand(mask.shape[0], *lead[1:], *mask.shape[-2:])
-    return mask.reshape(mask.shape[0] if lead else 1, -1, *mask.shape[-2:])
 
 
 def _whole_mask_shape(call: Call) -> tuple[int, ...] | None:

@@ -43,7 +43,7 @@ class HashedCall(Call):
         assert isinstance(mask, HashedMask)
         assert temperature is not None
         mask = replace(mask, buckets=mask.buckets.over(self.lead))
-        half = self.device.type == "cuda" and self.value.dtype in (torch.float16, torch.bfloat16)
+        half = self.device_type == "cuda" and self.value.dtype in (torch.float16, torch.bfloat16)
         # On tensor cores a product of halves is summed in float32; elsewhere only wide operands are.
         dtype = self.value.dtype if half else torch.promote_types(wide(form.query).dtype, wide(self.value).dtype)
         query = form.query if form.scale == 1.0 else form.query * form.scale

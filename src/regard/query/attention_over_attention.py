@@ -18,6 +18,7 @@ from regard.ops import hooks
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call
 from regard.ops.dispatch import choose, rows_of_panel
+from regard.ops.fill import where
 from regard.ops.heap import return_freed_memory
 from regard.query.parts import in_range, uncast
 
@@ -147,13 +148,13 @@ def _read(call: Call, impl: str, count: int | Tensor) -> Tensor:
     total = torch.stack([part for _, part in parts], -2)
     # A column in which nothing is allowed has no sum; what is read by it is masked.
     some = (total > -math.inf).any(-2, keepdim=True)
-    total = torch.where(some, torch.where(some, total, 0.0).logsumexp(-2, keepdim=True), 0.0)
+    total = where(some, where(some, total, 0.0).logsumexp(-2, keepdim=True), 0.0)
 
     def read(i: range) -> Tensor:
         tidy()
         scores, allowed = _scores(call, i, tiled)
         scores = scores - total
-        alpha = scores.exp() if allowed is None else torch.where(allowed, torch.where(allowed, scores, 0.0).exp(), 0.0)
+        alpha = scores.exp() if allowed is None else where(allowed, where(allowed, scores, 0.0).exp(), 0.0)
         return (alpha @ mean.unsqueeze(-1)).squeeze(-1).expand(*call.lead, len(i))
 
     return torch.cat(over_rows(call, read, rows), -1)
@@ -172,5 +173,5 @@ def _log_sum_exp(scores: Tensor, allowed: Tensor | None) -> Tensor:
     if allowed is None:
         return scores.logsumexp(-2)
     some = allowed.any(-2, keepdim=True)
-    inside = torch.where(some, torch.where(allowed, scores, -math.inf), 0.0)
-    return torch.where(some.squeeze(-2), inside.logsumexp(-2), -math.inf)
+    inside = where(some, where(allowed, scores, -math.inf), 0.0)
+    return where(some.squeeze(-2), inside.logsumexp(-2), -math.inf)

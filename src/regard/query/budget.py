@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from regard.catalog import register
 from regard.general.alignments.base import readable
 from regard.general.scores.base import width
+from regard.ops.fill import where
 from regard.query.scans import followed, log_convolution, log_sum_exp, scan, shifted
 from regard.query.structured import Structured, drawn, selection
 
@@ -66,13 +67,13 @@ class Subset:
 
     def __init__(self, scores: Tensor, mask: Tensor | None, k: int, exact: bool) -> None:
         self.allowed = readable(scores, mask)
-        self.scores = torch.where(self.allowed, scores, 0.0)
+        self.scores = where(self.allowed, scores, 0.0)
         # No more than there are keys can be read; the polynomials need no terms beyond.
         self.k, self.exact = min(k, scores.shape[-1]), exact
         self._count = self.allowed.sum(-1).clamp(max=self.k)
         self._one = self._polynomial(torch.full_like(self._count, -math.inf, dtype=scores.dtype), 0)
         # Terms stand before rows, which are many: sums over them are then sums of long vectors.
-        self._terms = self._polynomial(torch.where(self.allowed, scores, -math.inf).movedim(-1, 0), 1)
+        self._terms = self._polynomial(where(self.allowed, scores, -math.inf).movedim(-1, 0), 1)
         self._prefixes = scan(self._terms, log_convolution)
 
     def _polynomial(self, log_coefficient: Tensor, axis: int) -> Tensor:
@@ -86,7 +87,7 @@ class Subset:
         if self.exact:
             return terms.gather(axis, count.expand(*terms.shape[:axis], 1, *count.shape)).squeeze(axis)
         low = torch.arange(self.k + 1, device=count.device).reshape(-1, *(1,) * count.dim()) <= count
-        return log_sum_exp(torch.where(low, terms, -math.inf), axis)
+        return log_sum_exp(where(low, terms, -math.inf), axis)
 
     def log_odds(self) -> Tensor:
         """Of each key to be selected, (..., N); infinite where it must be."""
@@ -94,11 +95,11 @@ class Subset:
         others = log_convolution(shifted(self._prefixes, 1, self._one), after)
         bound = self._count if self.exact else torch.full_like(self._count, self.k)
         taken, left = self._total(others, (bound - 1).clamp(min=0), 1), self._total(others, bound, 1)
-        return torch.where(self.allowed, self.scores + (taken - left).movedim(0, -1), 0.0)
+        return where(self.allowed, self.scores + (taken - left).movedim(0, -1), 0.0)
 
     def marginals(self) -> Tensor:
         """Probability of each key to be selected, (..., N)."""
-        return torch.where(self.allowed, self.log_odds().sigmoid(), 0.0)
+        return where(self.allowed, self.log_odds().sigmoid(), 0.0)
 
     def log_partition(self) -> Tensor:
         """The logarithm of the normaliser, (...)."""
@@ -134,4 +135,4 @@ class Subset:
         size = (selected & self.allowed).sum(-1)
         fits = size == self._count if self.exact else size <= self._count
         found = (self.scores * selected).sum(-1) - self.log_partition()
-        return torch.where(fits, found, -math.inf)
+        return where(fits, found, -math.inf)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.general.scores.base import width
+from regard.ops.fill import where
 from regard.ops.forms import wide
 from regard.query.capsule_losses import Target, classes
 from regard.query.routing import lengths
@@ -31,6 +31,7 @@ class CapsuleDecoder(nn.Module):
         hidden: widths of the layers in between.
 
     Example:
+        >>> import torch
         >>> decode = CapsuleDecoder(capsules=10, dim=16, out_dim=64, hidden=(32,))
         >>> decode(torch.randn(2, 10, 16)).shape
         torch.Size([2, 64])
@@ -57,7 +58,7 @@ class CapsuleDecoder(nn.Module):
             raise ValueError(refusal("v", f"shape {tuple(v.shape)}", "capsules (..., {}, {})".format(*self.shape)))
         length = lengths(v)
         kept = classes(length.argmax(-1) if target is None else target, length)
-        drawn: Tensor = self.layers(torch.where(kept.unsqueeze(-1), v, 0.0).flatten(-2))
+        drawn: Tensor = self.layers(where(kept.unsqueeze(-1), v, 0.0).flatten(-2))
         return drawn
 
     def loss(

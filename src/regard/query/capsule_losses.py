@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard._errors import refusal
+from regard.ops.fill import where
 from regard.ops.forms import wide
 from regard.query.capsules import Capsules
 from regard.query.parts import in_range, one_of
@@ -35,9 +36,9 @@ def multi_margin(x: Float[Tensor, "*b c"], target: Target) -> Float[Tensor, "*b"
     if target.dtype == torch.bool:
         pairs = true.unsqueeze(-1) & ~true.unsqueeze(-2)
         apart = (1 - x.unsqueeze(-1) + x.unsqueeze(-2)).relu()
-        return torch.where(pairs, apart, 0.0).sum((-2, -1)) / x.shape[-1]
-    right = torch.where(true, x, 0.0).sum(-1, keepdim=True)
-    return torch.where(true, 0.0, (1 - right + x).relu()).sum(-1) / x.shape[-1]
+        return where(pairs, apart, 0.0).sum((-2, -1)) / x.shape[-1]
+    right = where(true, x, 0.0).sum(-1, keepdim=True)
+    return where(~true, (1 - right + x).relu(), 0.0).sum(-1) / x.shape[-1]
 
 
 def binary_cross_entropy(p: Float[Tensor, "*b c"], target: Target) -> Float[Tensor, "*b"]:
@@ -57,7 +58,7 @@ def cross_entropy_of_sigmoids(p: Float[Tensor, "*b c"], target: Target) -> Float
     Wrong classes have no gradient: $p_c = 1$ for every class is a minimum. It is found in summaries, in no source.
     """
     least = torch.finfo(p.dtype).eps
-    return -torch.where(classes(target, p), p.clamp(min=least).log(), 0.0).sum(-1)
+    return -where(classes(target, p), p.clamp(min=least).log(), 0.0).sum(-1)
 
 
 PROBABILITY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

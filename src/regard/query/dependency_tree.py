@@ -14,6 +14,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, one_hot, readable, softmax
 from regard.ops.call import Call, Tile
+from regard.ops.fill import where
 from regard.query.parts import uncast
 from regard.query.scans import log_sum_exp
 from regard.query.structured import recorded, selection
@@ -94,7 +95,7 @@ class Trees:
         allowed = readable(scores, mask)
         words = allowed.any(-1) & allowed.any(-2)
         self.allowed = allowed & words.unsqueeze(-2) & words.unsqueeze(-1)
-        self.scores, self.single_root = torch.where(self.allowed, scores, 0.0), single_root
+        self.scores, self.single_root = where(self.allowed, scores, 0.0), single_root
         self._words, self._length = words, words.sum(-1)
         # Words that are left out go to the end, where no span of the sentence reaches them.
         self._order = (~words).to(torch.uint8).argsort(dim=-1, stable=True)
@@ -103,7 +104,7 @@ class Trees:
 
     def _between(self) -> Tensor:
         """Scores of arcs from row to column between the words, the root at 0, (..., N + 1, N + 1)."""
-        scores = _permuted(torch.where(self.allowed, self.scores, -math.inf), self._order)
+        scores = _permuted(where(self.allowed, self.scores, -math.inf), self._order)
         root = scores.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
         return F.pad(torch.cat([root, scores.mT], -2), (1, 0), value=-math.inf)
 
@@ -164,7 +165,7 @@ class Trees:
         index = apart.abs().expand(arc_from.shape)
         arcs = torch.where(apart > 0, arc_from.gather(-1, index), arc_to.gather(-1, index))
         heads = torch.where(apart[1:, 1:] == 0, arcs[..., :1, 1:], arcs[..., 1:, 1:].mT)
-        return torch.where(self.allowed, _permuted(heads, self._order.argsort(-1)), 0.0)
+        return where(self.allowed, _permuted(heads, self._order.argsort(-1)), 0.0)
 
     def log_partition(self) -> Tensor:
         """The logarithm of the normaliser, (...); minus infinity where there is no tree."""
@@ -178,7 +179,7 @@ class Trees:
         """Entropy of the tree, (...)."""
         total = self.log_partition()
         found = total - (self.marginals() * self.scores).sum((-2, -1))
-        return torch.where(total > -math.inf, found, 0.0)
+        return where(total > -math.inf, found, 0.0)
 
     def sample(self, generator: Generator | None = None) -> Tensor:
         """A tree: booleans (..., N, N), the head of each word, itself for a root."""
@@ -197,8 +198,8 @@ class Trees:
         """Of a tree (..., N, N); minus infinity for what is none, or has an arc that is forbidden."""
         selected = selection(selected, self.allowed)
         fits = self._is_tree(selected)
-        total = torch.where(fits, self.log_partition(), 0.0)
-        return torch.where(fits, (self.scores * selected).sum((-2, -1)) - total, -math.inf)
+        total = where(fits, self.log_partition(), 0.0)
+        return where(fits, (self.scores * selected).sum((-2, -1)) - total, -math.inf)
 
     def _is_tree(self, selected: Tensor) -> Tensor:
         """Whether every word has one head that it may have, all lead to a root, and no arcs cross, (...)."""
@@ -212,7 +213,7 @@ class Trees:
             top = top.gather(-1, top)
         rooted = (roots.gather(-1, top) | ~self._words).all(-1)
         # The root stands before the first word; a word that is left out has an arc of no length.
-        other = torch.where(roots, -1, torch.where(self._words, head, place))
+        other = where(~roots, torch.where(self._words, head, place), -1)
         low, high = torch.minimum(other, place).unsqueeze(-1), torch.maximum(other, place).unsqueeze(-1)
         crossing = ((low < low.mT) & (low.mT < high) & (high < high.mT)).any((-2, -1))
         fits = one & rooted & ~crossing
@@ -233,7 +234,7 @@ def _with(chart: Tensor, column: Tensor) -> Tensor:
 def _without_second_roots(joined: Tensor) -> Tensor:
     """Only the first way of the first span, in which nothing hangs below the root yet."""
     first, way = (torch.arange(size, device=joined.device) for size in joined.shape[-2:])
-    return torch.where((first[:, None] == 0) & (way > 0), -math.inf, joined)
+    return where((first[:, None] > 0) | (way == 0), joined, -math.inf)
 
 
 def _add(chart: Tensor, parts: Tensor, rows: tuple[int, int], width: int) -> Tensor:

@@ -16,7 +16,7 @@ from regard.general.alignments import Soft
 from regard.general.attention import Attention
 from regard.general.masks import Keys, Mask, Sizes
 from regard.general.scores.base import width
-from regard.ops.fill import kept_rows
+from regard.ops.fill import kept_rows, where
 from regard.ops.forms import wide
 from regard.query.parts import Filled, uncast
 from regard.query.scans import log_sum_exp
@@ -51,7 +51,7 @@ def hopfield_energy(
     with uncast(key.device):
         query, key = wide(query), wide(key)
         scores = beta * (query @ key.mT)
-        scores = scores if mask is None else torch.where(mask.unsqueeze(-2), scores, -math.inf)
+        scores = scores if mask is None else where(mask.unsqueeze(-2), scores, -math.inf)
         return query.square().sum(-1) / 2 - log_sum_exp(scores, -1) / beta
 
 
@@ -160,7 +160,7 @@ class EnergySelection(nn.Module):
         contexts = self.attention(query, key, value, mask=tokens)
         energy = hopfield_energy(query, key, self.beta, mask)
         # Without keys the energy is infinite: nothing is chosen there, and a bias must be a number.
-        energy = energy if query_mask is None else torch.where(query_mask, energy, 0.0)
+        energy = energy if query_mask is None else where(query_mask, energy, 0.0)
         # The energies are the scores: queries and keys of the choice are empty.
         none = contexts.new_zeros(1), torch.zeros_like(contexts[..., :1])
         chosen: Tensor = self.select(*none, contexts, mask=query_mask, bias=-energy)

@@ -214,8 +214,9 @@ class GraphAttention(nn.Module):
             return attr
         target = g.edges.target[:count]
         ones = attr.new_ones(count) if allowed is None else allowed.to(attr.dtype)
-        degrees = attr.new_zeros(g.edges.n_targets).index_add(0, target, ones)
-        total = attr.new_zeros(g.edges.n_targets, attr.shape[-1]).index_add(0, target, attr)
+        # In place of `index_add`, which on a GPU adds in an order of its own each time.
+        degrees = attr.new_zeros(g.edges.n_targets).index_put((target,), ones, accumulate=True)
+        total = attr.new_zeros(g.edges.n_targets, attr.shape[-1]).index_put((target,), attr, accumulate=True)
         return torch.cat([attr, total / degrees.clamp(min=1).unsqueeze(-1)])
 
     @classmethod

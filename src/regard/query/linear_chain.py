@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from regard.catalog import register
 from regard.general.alignments.base import readable
 from regard.general.scores.base import zeros
+from regard.ops.fill import where
 from regard.ops.forms import wide
 from regard.query.scans import followed, scan, shifted
 from regard.query.structured import Structured, drawn, selection
@@ -65,7 +66,7 @@ class Chain:
 
     def __init__(self, scores: Tensor, mask: Tensor | None, T: Tensor) -> None:
         self.allowed = readable(scores, mask)
-        self.scores, self.T = torch.where(self.allowed, scores, 0.0), T
+        self.scores, self.T = where(self.allowed, scores, 0.0), T
         self._seen = self.allowed.movedim(-1, 0)
         count = self._seen.long().cumsum(0)
         self._later = self._seen & (count > 1)  # keys with another one before them
@@ -79,8 +80,8 @@ class Chain:
         e = self.scores.movedim(-1, 0)
         unary = torch.stack([torch.zeros_like(e), e], 1)
         alone = (2, 2, *(1,) * (e.dim() - 1))
-        T = torch.where(self._later[:, None, None], self.T.reshape(alone), 0.0)
-        one = torch.where(torch.eye(2, dtype=torch.bool, device=T.device), 0.0, _NEVER).to(T.dtype).reshape(alone)
+        T = where(self._later[:, None, None], self.T.reshape(alone), 0.0)
+        one = ((1.0 - torch.eye(2, dtype=T.dtype, device=T.device)) * _NEVER).reshape(alone)
         return torch.where(self._seen[:, None, None], T + unary.unsqueeze(1), one)
 
     def _before(self) -> Tensor:
@@ -88,24 +89,24 @@ class Chain:
         alpha = shifted(self._alpha, 1, torch.zeros_like(self._alpha[0]))
         ratio = alpha[:, 1] - alpha[:, 0]
         # Odds without a key before are infinite, and must not reach a product with zero.
-        ratio = torch.where(self._later, ratio, 0.0)
-        return torch.where(self._later.unsqueeze(-1), ratio.unsqueeze(-1) + (self.T[1] - self.T[0]), 0.0)
+        ratio = where(self._later, ratio, 0.0)
+        return where(self._later.unsqueeze(-1), ratio.unsqueeze(-1) + (self.T[1] - self.T[0]), 0.0)
 
     def _last(self) -> Tensor:
         """Log-odds of the last key of each row, 0 where there is none, (...)."""
         odds = self._alpha[-1, 1] - self._alpha[-1, 0]
-        return torch.where(self.allowed.any(-1), odds, 0.0)
+        return where(self.allowed.any(-1), odds, 0.0)
 
     def log_odds(self) -> Tensor:
         """Of each key to be selected, (..., N)."""
         after = scan(self._steps, _scaled_product, reverse=True).logsumexp(2)
         # Messages from the right do not hold the key's own score.
         both = self._alpha + shifted(after, -1, torch.zeros_like(after[0]))
-        return torch.where(self._seen, both[:, 1] - both[:, 0], 0.0).movedim(0, -1)
+        return where(self._seen, both[:, 1] - both[:, 0], 0.0).movedim(0, -1)
 
     def marginals(self) -> Tensor:
         """Probability of each key to be selected, (..., N)."""
-        return torch.where(self.allowed, self.log_odds().sigmoid(), 0.0)
+        return where(self.allowed, self.log_odds().sigmoid(), 0.0)
 
     def log_partition(self) -> Tensor:
         """The logarithm of the normaliser, (...)."""
@@ -115,8 +116,8 @@ class Chain:
         """Entropy of the selection, (...): of the last key, and of every key before another one, given that one."""
         chance = self.marginals().movedim(-1, 0)
         given = torch.stack([1 - chance, chance], -1)
-        each = torch.where(self._later, (given * _entropy(self._before())).sum(-1), 0.0).sum(0)
-        return each + torch.where(self.allowed.any(-1), _entropy(self._last()), 0.0)
+        each = where(self._later, (given * _entropy(self._before())).sum(-1), 0.0).sum(0)
+        return each + where(self.allowed.any(-1), _entropy(self._last()), 0.0)
 
     def sample(self, generator: Generator | None = None) -> Tensor:
         """A selection (..., N), drawn from the last key to the first; what is drawn of each is a map, so a scan joins them."""
@@ -133,9 +134,9 @@ class Chain:
         seen, later = (x.movedim(0, -1).expand(selected.shape).movedim(-1, 0) for x in (self._seen, self._later))
         z = (selected & self.allowed).movedim(-1, 0).long()
         place = torch.arange(len(z), device=z.device).reshape(-1, *(1,) * (z.dim() - 1))
-        latest = torch.where(seen, place, 0).cummax(0).values
+        latest = where(seen, place, 0).cummax(0).values
         before = z.gather(0, shifted(latest, 1, torch.zeros_like(latest[0])))
-        pairs = torch.where(later, self.T[before, z], 0.0).sum(0)
+        pairs = where(later, self.T[before, z], 0.0).sum(0)
         return (self.scores * selected).sum(-1) + pairs - self.log_partition()
 
 

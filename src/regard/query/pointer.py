@@ -18,6 +18,7 @@ from regard.general.scores.base import vector, width
 from regard.ops import hooks
 from regard.ops.call import Call
 from regard.ops.dispatch import wants_dense
+from regard.ops.fill import where
 from regard.query.parts import in_range, uncast
 
 
@@ -140,7 +141,7 @@ class PointerNetwork(nn.Module):
         found = self(tokens, positions, mask)
         real = positions >= 0
         picked = found.gather(-1, positions.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        total: Tensor = -torch.where(real, picked, 0.0).sum(-1).mean()
+        total: Tensor = -where(real, picked, 0.0).sum(-1).mean()
         return total
 
     @torch.no_grad()
@@ -186,7 +187,7 @@ class PointerNetwork(nn.Module):
             total = best.flatten()
             path, chosen = index // found.shape[-1], (index % found.shape[-1]).flatten()
             row = (path + torch.arange(batch, device=path.device)[:, None] * beam).flatten()
-            chosen = torch.where(chosen == found.shape[-1] - 1, -1, chosen)
+            chosen = where(chosen != found.shape[-1] - 1, chosen, -1)
             positions = torch.cat([positions[row], chosen[:, None]], -1)
             step = self._moved(tokens, _Step(*(x[row] for x in step)), state[row], chosen)
         best = total.view(batch, beam).argmax(-1) if batch else total.new_zeros(0, dtype=torch.long)
@@ -199,7 +200,7 @@ class PointerNetwork(nn.Module):
         batch, n = tokens.shape[:2]
         real = keys.new_ones(batch, n, dtype=torch.bool) if mask is None else mask
         # The state of the last real token is that of the whole.
-        last = torch.where(real, torch.arange(n, device=keys.device), -1)
+        last = where(real, torch.arange(n, device=keys.device), -1)
         last = last.amax(-1) if n else last.sum(-1) - 1
         pooled = (keys * (torch.arange(n, device=keys.device) == last[:, None]).unsqueeze(-1)).sum(-2)
         state = torch.tanh(self.begin(pooled))
@@ -249,13 +250,13 @@ def _log_weights(call: Call) -> Tensor:
     if temperature is None:
         # Somebody intervened.
         weights = call.align.weights(scores, allowed, tile).expand(shape)
-        return torch.where(weights > 0, torch.where(weights > 0, weights, 1.0).log(), -math.inf)
+        return where(weights > 0, where(weights > 0, weights, 1.0).log(), -math.inf)
     e = masked(scores / temperature, allowed)
     can = readable(e, None)
-    safe = torch.where(can.any(-1, keepdim=True), e, 0.0)
-    return torch.where(can, safe.log_softmax(-1), -math.inf)
+    safe = where(can.any(-1, keepdim=True), e, 0.0)
+    return where(can, safe.log_softmax(-1), -math.inf)
 
 
 def _where_done(done: Tensor, found: Tensor) -> Tensor:
     """One more column: certain for what has ended, impossible for what has not."""
-    return torch.where(done, 0.0, -math.inf).to(found.dtype).unsqueeze(-1)
+    return where(done, found.new_zeros(done.shape), -math.inf).unsqueeze(-1)

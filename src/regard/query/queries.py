@@ -12,7 +12,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import masked_input, masked_mean
 from regard.general.scores.base import matrix, vector, width, zeros
-from regard.ops.fill import kept_rows
+from regard.ops.fill import kept_rows, where
 from regard.query.parts import check_asked, one_of, operand
 
 _SURVEY = "Brauwers & Frasincar, A General Survey on Attention Mechanisms in Deep Learning, TKDE 2023"
@@ -242,8 +242,8 @@ class PooledQuery(nn.Module):
             return features.sum(-2)
         if mask is None:
             return features.amax(-2)
-        lowest = torch.where(mask.unsqueeze(-1), features, -torch.inf).amax(-2)
-        return torch.where(mask.any(-1, keepdim=True), lowest, 0.0)
+        lowest = where(mask.unsqueeze(-1), features, -torch.inf).amax(-2)
+        return where(mask.any(-1, keepdim=True), lowest, 0.0)
 
     def extra_repr(self) -> str:
         return f"pool={self.pool!r}"

@@ -14,6 +14,7 @@ from regard.general.scores.base import matrix, width
 from regard.ops import hooks
 from regard.ops.call import Call
 from regard.ops.dispatch import choose
+from regard.ops.fill import where
 from regard.ops.forms import wide
 from regard.query.capsules import Capsules, of_width
 from regard.query.parts import operand, uncast, widths
@@ -42,7 +43,7 @@ def lengths(v: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
 def _root(square: Tensor) -> Tensor:
     # The root has no derivative at zero; everything that is multiplied by it here is zero there too.
     some = square > 0
-    return torch.where(some, torch.where(some, square, 1.0).sqrt(), 0.0)
+    return where(some, where(some, square, 1.0).sqrt(), 0.0)
 
 
 @register(
@@ -132,7 +133,7 @@ class DynamicRouting(nn.Module):
         v = self(u, mask)
         p = lengths(v)
         some = (p > 0).unsqueeze(-1)
-        direction = torch.where(some, v / torch.where(some, p.unsqueeze(-1), 1.0), 0.0)
+        direction = where(some, v / where(some, p.unsqueeze(-1), 1.0), 0.0)
         return Capsules(direction, p, v, masked_mean(u, mask))
 
     def predictions(self, u: Float[Tensor, "*b i din"]) -> Float[Tensor, "*b i j dout"]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.catalog import register
 from regard.ops.call import Call
+from regard.ops.fill import where
 
 _ROUNDS = 500
 
@@ -83,7 +84,7 @@ def focus_and_saliency(recorded: _Recorded | Call) -> FocusSaliency:
     scores = scores.expand(*call.lead, *features, call.nq, call.n)
     mask = call.tile().mask()
     allowed = (torch.ones_like(scores) if mask is None else mask.expand_as(scores)).to(scores.dtype)
-    scores = torch.where(allowed > 0, scores, 0.0)
+    scores = where(allowed > 0, scores, 0.0)
     by_row, by_key = allowed.sum(-1, keepdim=True).clamp(min=1), allowed.sum(-2, keepdim=True).clamp(min=1)
 
     def left(r: Tensor, s: Tensor) -> Tensor:
@@ -109,7 +110,7 @@ def focus_and_saliency(recorded: _Recorded | Call) -> FocusSaliency:
     count = allowed.sum((-2, -1), keepdim=True).clamp(min=1)
     about = (scores - scores.sum((-2, -1), keepdim=True) / count) * allowed
     whole, rest, unexplained = (x.square().sum((-2, -1)) for x in (about, centred, focus))
-    some = torch.where(whole > 0, whole, 1.0)
+    some = where(whole > 0, whole, 1.0)
     # Differences of sums of squares: rounding must not make them negative.
     shares = ((whole - rest) / some, (rest - unexplained) / some, unexplained / some)
     constant_share, saliency_share, focus_share = (x.clamp(0.0, 1.0) for x in shares)

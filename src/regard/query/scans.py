@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from regard.ops.fill import where
+
 Combine = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -38,7 +40,7 @@ def scan(x: Tensor, combine: Combine, *, reverse: bool = False) -> Tensor:
 def log_sum_exp(x: Tensor, axis: int) -> Tensor:
     """Log-sum-exp whose gradient is zero, not NaN, where everything is minus infinity."""
     alive = (x != -math.inf).any(axis, keepdim=True)
-    return torch.where(alive.squeeze(axis), torch.where(alive, x, 0.0).logsumexp(axis), -math.inf)
+    return where(alive.squeeze(axis), where(alive, x, 0.0).logsumexp(axis), -math.inf)
 
 
 def log_convolution(a: Tensor, b: Tensor) -> Tensor:

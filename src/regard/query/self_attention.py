@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input
 from regard.general.masks import Mask, Sizes
 from regard.general.scores.base import matrix, width
-from regard.ops.fill import kept_rows
+from regard.ops.fill import kept_rows, where
 from regard.query.parts import Filled, Others, of_tokens, one_of, operand
 
 _UPDATES = ("replace", "residual")
@@ -44,6 +43,7 @@ _UPDATES = ("replace", "residual")
     choose="layers are stacked: the sum keeps the token, and its gradient, through many of them",
     avoid="a single layer whose result should be what was read and nothing else (replace)",
     example="""
+    >>> import torch
     >>> stack = nn.Sequential(SelfAttention(6, update="residual"), SelfAttention(6, update="residual"))
     >>> stack(torch.randn(2, 5, 6)).shape
     torch.Size([2, 5, 6])
@@ -73,6 +73,7 @@ class SelfAttention(nn.Module):
             `dropout`, `impl`.
 
     Example:
+        >>> import torch
         >>> SelfAttention(6)(torch.randn(2, 5, 6)).shape
         torch.Size([2, 5, 6])
         >>> SelfAttention(6, score="additive", update="residual", pairs=Others())(torch.randn(2, 5, 6)).shape
@@ -146,7 +147,7 @@ class SelfAttention(nn.Module):
         read: Tensor = self.attention(query, key, value, mask=seen, bias=bias)
         if self.norm is not None:
             read = self.norm(tokens + _mapped(read, self.W_O))
-        return read if mask is None else torch.where(mask.unsqueeze(-1), read, 0.0)
+        return read if mask is None else where(mask.unsqueeze(-1), read, 0.0)
 
     def extra_repr(self) -> str:
         return f"update={self.update!r}, pairs={self.pairs!r}"

@@ -16,6 +16,7 @@ from regard.general.alignments.base import Alignment, readable
 from regard.general.masks import Sizes, as_mask
 from regard.general.scores.base import width
 from regard.ops.call import Call, Tile
+from regard.ops.fill import where
 from regard.ops.forms import wide
 from regard.query.parts import uncast
 from regard.query.scans import log_sum_exp
@@ -23,7 +24,7 @@ from regard.query.scans import log_sum_exp
 
 def log_plan(scores: Tensor, allowed: Tensor, epsilon: float, iterations: int) -> Tensor:
     """The logarithm of the transport plan (..., n, m) with these scores as negative costs; minus infinity where nothing may go."""
-    log = torch.where(allowed, scores / epsilon, -math.inf)
+    log = where(allowed, scores / epsilon, -math.inf)
     # Each row that may send holds the same mass, and so does each column that may receive.
     rows, columns = (_log_shares(allowed.any(axis)).to(log.dtype) for axis in (-1, -2))
     f, g = torch.zeros_like(rows), torch.zeros_like(columns)
@@ -33,8 +34,8 @@ def log_plan(scores: Tensor, allowed: Tensor, epsilon: float, iterations: int) -
         g = _fitted(columns, log_sum_exp(log + f.unsqueeze(-1), -2))
     # Rows once more, but as a softmax: large potentials would leave no digits for a sum of one.
     some = allowed.any(-1, keepdim=True)
-    shares = torch.where(some, log + g.unsqueeze(-2), 0.0).log_softmax(-1) + rows.unsqueeze(-1)
-    return torch.where(allowed, shares, -math.inf)
+    shares = where(some, log + g.unsqueeze(-2), 0.0).log_softmax(-1) + rows.unsqueeze(-1)
+    return where(allowed, shares, -math.inf)
 
 
 def _log_shares(used: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def _log_shares(used: Tensor) -> Tensor:
 def _fitted(shares: Tensor, total: Tensor) -> Tensor:
     """The potential that brings a total to its share."""
     some = total > -math.inf
-    return torch.where(some, shares - torch.where(some, total, 0.0), 0.0)
+    return where(some, shares - where(some, total, 0.0), 0.0)
 
 
 def sinkhorn(
@@ -127,7 +128,7 @@ class Sinkhorn(Alignment):
         with uncast(call.device):
             scores = call.scores()
             allowed = readable(scores, call.tile().mask())
-            log = log_plan(torch.where(allowed, scores, 0.0), allowed, self.epsilon, self.iterations)
+            log = log_plan(where(allowed, scores, 0.0), allowed, self.epsilon, self.iterations)
             count = allowed.any(-1).sum(-1)[..., None, None].to(log.dtype)
             return {"weights": log.exp() * count}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.scores.base import matrix, width, zeros
-from regard.ops.fill import kept_rows
+from regard.ops.fill import kept_rows, where
 from regard.ops.forms import wide
 from regard.transformer.encoder import TransformerEncoder
 from regard.transformer.feedforward import probability
@@ -106,7 +106,7 @@ class BERT4Rec(nn.Module):
         """Sequences with some of their real items masked, at least one each, and which those are."""
         real = torch.ones_like(items, dtype=torch.bool) if mask is None else mask
         place = torch.arange(items.shape[-1], device=items.device)
-        final = place == torch.where(real, place, -1).amax(-1, keepdim=True) if items.shape[-1] else real
+        final = place == where(real, place, -1).amax(-1, keepdim=True) if items.shape[-1] else real
         draw = torch.rand(items.shape, device=items.device)
         chosen = (draw < self.masked) & real
         only_last = torch.rand(items.shape[:-1], device=items.device).unsqueeze(-1) < self.last
@@ -125,7 +125,7 @@ class BERT4Rec(nn.Module):
         longer, more = F.pad(items, (0, 1)), F.pad(real, (0, 1))
         place = torch.arange(longer.shape[-1], device=items.device)
         # After the last real item, so that none is overwritten where others are missing before it.
-        asked = place == torch.where(more, place + 1, 0).amax(-1, keepdim=True)
+        asked = place == where(more, place + 1, 0).amax(-1, keepdim=True)
         hidden = self.encoder(F.embedding(torch.where(asked, self.mask_token, longer), self.E), more | asked)
         return self.logits((hidden * asked.unsqueeze(-1)).sum(-2))
 
@@ -137,5 +137,5 @@ def cloze_loss(
     logits: Float[Tensor, "*b n v"], items: Int[Tensor, "*b n"], chosen: Bool[Tensor, "*b n"]
 ) -> Float[Tensor, ""]:
     """The mean negative log-probability of the chosen items; zero where none is."""
-    log_p = wide(logits).log_softmax(-1).gather(-1, torch.where(chosen, items, 0).unsqueeze(-1)).squeeze(-1)
-    return -torch.where(chosen, log_p, 0.0).sum() / chosen.sum().clamp(min=1)
+    log_p = wide(logits).log_softmax(-1).gather(-1, where(chosen, items, 0).unsqueeze(-1)).squeeze(-1)
+    return -where(chosen, log_p, 0.0).sum() / chosen.sum().clamp(min=1)

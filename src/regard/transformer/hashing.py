@@ -20,6 +20,7 @@ from regard._errors import refusal
 from regard.general.scores.base import width
 from regard.ops.blockwise import CPU_PANEL_ELEMENTS, GPU_PANEL_ELEMENTS
 from regard.ops.buckets import HOLE
+from regard.ops.fill import where
 
 # Directions of one hash; for more there are two.
 MOST_DIRECTIONS = 64
@@ -60,7 +61,7 @@ def own_directions(real: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     first = (total.double() / 2).sqrt().ceil().long()
     second = -(-total // (2 * first).clamp(min=1))
     two = total > MOST_DIRECTIONS
-    return torch.where(two, first, total), torch.where(two, second, 0)
+    return torch.where(two, first, total), where(two, second, 0)
 
 
 def _sides(total: int) -> tuple[int, int]:
@@ -98,7 +99,7 @@ def _of_panel(query: Tensor, table: Tensor, counts: Sequence[int], limits: Seque
     for sides, count, limit in zip(turned, counts, limits, strict=False):
         if limit is not None:
             there = torch.arange(2 * count, device=query.device) % count < limit[..., None, None, None, None]
-            sides = torch.where(there, sides, -math.inf)
+            sides = where(there, sides, -math.inf)
         each.append(sides.argmax(-1))
     ids: Tensor = each[-1]
     for found, count in zip(each[-2::-1], counts[-2::-1], strict=True):

@@ -10,8 +10,12 @@ from torch import Tensor
 
 from regard.ops.activations import activation
 from regard.ops.triton import attend
-from regard.ops.triton.additive_sine import Sine
+from regard.ops.triton.additive_sine import Sine, plan_size
+from regard.ops.triton.align import Align
 from regard.ops.triton.sine_fits import FLOAT16
+
+# Neither bias nor anything beside a softmax.
+PLAIN = (None, *Align().flat())
 
 
 @dataclass
@@ -91,21 +95,28 @@ def test_kernels_are_as_exact_as_the_formula_in_the_same_dtype(name: str) -> Non
     case = CASES[name]
     inputs, mask = case.inputs(), case.mask()
     grad = torch.randn(2, case.nq, case.value_width).to(case.dtype)
-    exact = with_gradients(lambda *x: formula(case, mask, *x), [x.double() for x in inputs], grad)
-    plain = with_gradients(lambda *x: formula(case, mask, *x), [x.to(case.dtype) for x in inputs], grad)
+    # One number may by chance be very near: the error of the formula is the largest of a few with a sign drawn for each query.
+    signs = torch.randint(0, 2, (4, 2, case.nq, 1)).to(case.dtype) * 2 - 1
+    signs[0] = 1
+    exact, plain = (
+        [
+            with_gradients(lambda *x: formula(case, mask, *x), [x.to(dtype) for x in inputs], grad * sign)
+            for sign in signs
+        ]
+        for dtype in (torch.float64, case.dtype)
+    )
     bytes_ = None if mask is None else mask.to(torch.uint8)
 
     def eager(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
-        return attend.additive_soft(a, u, w, v, bytes_, case.causal, case.act)[0]
+        return attend.additive(a, u, w, v, bytes_, *PLAIN, case.causal, case.act)[0]
 
     def registered(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
-        return torch.ops.regard.additive_soft(a, u, w, v, bytes_, case.causal, case.act)[0]
+        return torch.ops.regard.additive(a, u, w, v, bytes_, *PLAIN, case.causal, case.act)[0]
 
     first, second = (with_gradients(ours, inputs, grad) for ours in (eager, registered))
     rounding = torch.finfo(case.dtype).eps
-    for what, x, again, reference, rival in zip(
-        ("o", "da", "du", "dw", "dv"), first, second, exact, plain, strict=True
-    ):
+    for k, what in enumerate(("o", "da", "du", "dw", "dv")):
+        x, again, reference = first[k], second[k], exact[0][k]
         assert torch.equal(x, again), f"{what}: two runs differ"
         assert x.isfinite().all(), what
         if reference.abs().max() < 1e-12:
@@ -113,23 +124,26 @@ def test_kernels_are_as_exact_as_the_formula_in_the_same_dtype(name: str) -> Non
             noise = grad.float().norm(dim=-1).max() * inputs[3].float().norm(dim=-1).max() * case.nq
             assert x.abs().max() <= rounding * noise
             continue
-        assert distance(x, reference) <= 2 * (distance(rival, reference) + rounding), what
+        natural = max(float(one[k].norm()) for one in exact)
+        error = max(float((low[k].double() - one[k]).norm()) for low, one in zip(plain, exact, strict=True))
+        found, budget = float((x.double() - reference).norm()), 2 * (error + rounding * natural)
+        assert found <= budget, f"{what}: distance {found:.2e}, budget {budget:.2e}"
     if mask is not None:
         assert (first[0][0, 3] == 0).all()
         assert (first[1][0, 3] == 0).all()
 
 
-@pytest.mark.parametrize("operator", [attend.additive_soft, torch.ops.regard.additive_soft])
-def test_log_sum_exp_and_its_gradient(operator) -> None:
-    case = Case(nq=11, n=13, masked=False)
-    a, u, w, v = (x.requires_grad_() for x in case.inputs())
-    lse = operator(a, u, w, v, None, False, "tanh")[1]
+@pytest.mark.parametrize("operator", [attend.additive, torch.ops.regard.additive])
+def test_log_sum_exp(operator) -> None:
+    a, u, w, v = Case(nq=11, n=13, masked=False).inputs()
+    lse = operator(a, u, w, v, None, *PLAIN, False, "tanh")[1]
     scores = (torch.tanh(a.double()[:, :, None] + u.double()[:, None]) * w.double()[:, None, None]).sum(-1)
-    exact = scores.logsumexp(-1)
-    assert distance(lse.detach(), exact.detach()) < 1e-6
-    grads = torch.autograd.grad(lse.sum(), (a, u, w))
-    for x, y in zip(grads, torch.autograd.grad(exact.sum(), (a, u, w)), strict=True):
-        assert distance(x, y.double()) < 1e-5
+    assert distance(lse, scores.logsumexp(-1)) < 1e-6
+
+
+def terms(a: Tensor, u: Tensor) -> int:
+    """Length of the series that the device picks for these."""
+    return int(Sine(a, u, torch.ones(1, 3), torch.empty(plan_size(a.dtype)), fresh=True).terms.item())
 
 
 @pytest.mark.parametrize(
@@ -138,31 +152,31 @@ def test_log_sum_exp_and_its_gradient(operator) -> None:
 def test_the_device_picks_the_shortest_series_that_covers_the_range(reach: float, expected: int) -> None:
     a, u = torch.zeros(1, 4, 3, dtype=F16), torch.zeros(1, 5, 3, dtype=F16)
     a[0, 1, 2], u[0, 0, 2] = -reach / 2, reach / 2
-    assert Sine(a, u, torch.ones(1, 3)).terms.item() == expected
+    assert terms(a, u) == expected
 
 
 @pytest.mark.parametrize("bad", [FLOAT16[-1].limit * 1.01, float("inf"), float("nan")])
 def test_out_of_range_takes_the_exact_path(bad: float) -> None:
     a, u = torch.zeros(1, 4, 3, dtype=F16), torch.zeros(1, 5, 3, dtype=F16)
     a[0, 1, 2] = bad
-    assert Sine(a, u, torch.ones(1, 3)).terms.item() == 0
+    assert terms(a, u) == 0
 
 
 def test_a_range_spread_over_units_is_not_added_up() -> None:
     a, u = torch.zeros(1, 4, 3, dtype=F16), torch.zeros(1, 5, 3, dtype=F16)
     a[0, 1, 0], u[0, 0, 1] = 5.0, 5.0
-    assert Sine(a, u, torch.ones(1, 3)).terms.item() == len(FLOAT16[0].c)
+    assert terms(a, u) == len(FLOAT16[0].c)
 
 
 def test_the_operator_is_registered_as_torch_asks() -> None:
     a, u, w, v = (x.requires_grad_() for x in Case(nq=5, n=7).inputs())
-    torch.library.opcheck(torch.ops.regard.additive_soft, (a, u, w, v, None, True, "tanh"))
+    torch.library.opcheck(torch.ops.regard.additive, (a, u, w, v, None, *PLAIN, True, "tanh"))
 
 
-@pytest.mark.parametrize("operator", [attend.additive_soft, torch.ops.regard.additive_soft])
+@pytest.mark.parametrize("operator", [attend.additive, torch.ops.regard.additive])
 def test_second_derivatives_are_refused_by_name(operator) -> None:
     a, u, w, v = (x.requires_grad_() for x in Case(nq=5, n=7).inputs())
-    out = operator(a, u, w, v, None, False, "tanh")[0]
+    out = operator(a, u, w, v, None, *PLAIN, False, "tanh")[0]
     (da,) = torch.autograd.grad(out.sum(), a, create_graph=True)
     with pytest.raises(NotImplementedError, match=r"second derivatives.*impl='dense'"):
         da.sum().backward()

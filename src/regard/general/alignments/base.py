@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.ops.call import Call, Tile
+from regard.ops.fill import where
 from regard.ops.folds import Fold
+from regard.ops.rule import Rule
 
 
 class Alignment(nn.Module):
@@ -53,6 +55,10 @@ class Alignment(nn.Module):
         """Weights of the rows of a tile that holds all keys."""
         raise NotImplementedError
 
+    def rule(self, call: Call) -> Rule | None:
+        """What a kernel must know of it; None where no kernel does it."""
+        return None
+
     def fold(self, tile: Tile) -> Fold | None:
         """How to read blocks of keys one after the other; None where that cannot be done in one pass."""
         return None
@@ -75,7 +81,7 @@ def readable(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores with minus infinity where the mask forbids."""
-    return scores if mask is None else torch.where(mask, scores, -math.inf)
+    return scores if mask is None else where(mask, scores, -math.inf)
 
 
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -85,8 +91,8 @@ def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     scores = masked(scores, mask)
     allowed = readable(scores, None)
     # A row without any allowed key is computed from zeros and then dropped, so that no NaN arises in either direction.
-    safe = torch.where(allowed.any(-1, keepdim=True), scores, 0.0)
-    return torch.where(allowed, safe.softmax(-1), 0.0)
+    safe = where(allowed.any(-1, keepdim=True), scores, 0.0)
+    return where(allowed, safe.softmax(-1), 0.0)
 
 
 def one_hot(index: Tensor, like: Tensor) -> Tensor:
@@ -103,4 +109,4 @@ def best(scores: Tensor, mask: Tensor | None) -> Tensor:
     # argmax does not promise the first of equals on every device; the first position of the maximum does.
     top = scores.amax(-1, keepdim=True)
     first = (scores == top).to(torch.uint8).argmax(-1)
-    return torch.where(top.squeeze(-1) > -math.inf, first, -1)
+    return where(top.squeeze(-1) > -math.inf, first, -1)

@@ -12,8 +12,10 @@ from regard.catalog import register
 from regard.general.alignments.base import Alignment, best, masked, one_hot, softmax
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call, Tile
+from regard.ops.fill import where
 from regard.ops.folds import BestFold, Fold, SoftFold, StraightThroughFold
 from regard.ops.random import SAMPLE, gumbel
+from regard.ops.rule import Rule
 
 GRADIENTS = ("straight-through", "reinforce", "gumbel", "gumbel-straight-through")
 
@@ -110,14 +112,14 @@ class Hard(Alignment):
             if log_p.shape[-1] == 0:
                 return log_p.new_zeros(log_p.shape[:-1])
             picked = log_p.gather(-1, index.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-            return torch.where(index >= 0, picked, 0.0)
+            return where(index >= 0, picked, 0.0)
 
         return torch.cat(over_rows(call, chosen), -1)
 
     def policy_entropy(self, call: Call) -> Tensor:
         def entropy(i: range) -> Tensor:
             log_p = self._log_policy(call, i)
-            return -(log_p.exp() * torch.where(log_p > -math.inf, log_p, 0.0)).sum(-1)
+            return -(log_p.exp() * where(log_p > -math.inf, log_p, 0.0)).sum(-1)
 
         return torch.cat(over_rows(call, entropy), -1)
 
@@ -135,8 +137,16 @@ class Hard(Alignment):
         """Log-probabilities of the keys; minus infinity where a key may not be read."""
         scores = masked(self._scores(call, i), call.tile(i).mask())
         allowed = scores > -math.inf
-        safe = torch.where(allowed.any(-1, keepdim=True), scores, 0.0) if scores.shape[-1] else scores
-        return torch.where(allowed, safe.log_softmax(-1), -math.inf)
+        safe = where(allowed.any(-1, keepdim=True), scores, 0.0) if scores.shape[-1] else scores
+        return where(allowed, safe.log_softmax(-1), -math.inf)
+
+    def rule(self, call: Call) -> Rule:
+        drawn = self.needs_seed(call.training)
+        perturbed = drawn and self.gradient.startswith("gumbel")
+        if self.gradient == "gumbel" and call.training:
+            return Rule(self.temperature, noise=True)
+        choice = "sampled" if drawn else "largest"
+        return Rule(self.temperature, noise=perturbed, choice=choice, learns=self.gradient != "reinforce")
 
     def fold(self, tile: Tile) -> Fold:
         relaxed = SoftFold(self.temperature, self.perturbed)

@@ -15,8 +15,10 @@ from regard.general.alignments.base import Alignment, readable, softmax
 from regard.general.masks import Bound
 from regard.general.scores.base import matrix, vector, width
 from regard.ops.call import Call, Tile
+from regard.ops.fill import where
 from regard.ops.folds import BestFold, FallbackFold, Fold, SoftFold
 from regard.ops.forms import wide
+from regard.ops.rule import Rule
 
 _LUONG = "Luong, Pham & Manning, Effective Approaches to Attention-based Neural Machine Translation, EMNLP 2015"
 
@@ -155,7 +157,7 @@ class Local(Alignment):
         inside = self.inside(p, j)
         allowed = readable(scores, mask)
         window = inside & allowed
-        distance = torch.where(allowed, (j - p).abs(), math.inf)
+        distance = where(allowed, (j - p).abs(), math.inf)
         # The first of equals: the lower position.
         nearest = (distance == distance.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1, keepdim=True)
         fallback = (j == nearest) & allowed
@@ -171,6 +173,10 @@ class Local(Alignment):
         sigma = self.window / 2
         return -0.5 * ((tile.positions()[1] - p) / sigma) ** 2
 
+    def rule(self, call: Call) -> Rule:
+        kind = "" if not self.gaussian else "added" if self.renormalize else "scaled"
+        return Rule(position=call.prepared["position"], window=self.window, gaussian=kind)
+
     def fold(self, tile: Tile) -> Fold:
         def position(part: Tile) -> Tensor:
             return part.per_row(part.call.prepared["position"]).detach()
@@ -178,11 +184,11 @@ class Local(Alignment):
         def in_window(scores: Tensor, part: Tile) -> Tensor:
             if self.gaussian and self.renormalize:
                 scores = scores + self.log_gaussian(part).to(scores.dtype)
-            return torch.where(self.inside(position(part), part.positions()[1]), scores, -math.inf)
+            return where(self.inside(position(part), part.positions()[1]), scores, -math.inf)
 
         def nearness(scores: Tensor, part: Tile) -> Tensor:
             near = -(part.positions()[1] - position(part)).abs().to(scores.dtype)
-            return torch.where(readable(scores, None), near, -math.inf)
+            return where(readable(scores, None), near, -math.inf)
 
         def bump(part: Tile) -> Tensor:
             return self.log_gaussian(part).exp()

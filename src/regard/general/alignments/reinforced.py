@@ -16,6 +16,7 @@ from regard.catalog import register
 from regard.general.alignments.base import Alignment, readable, softmax
 from regard.general.scores.base import matrix, vector, width, zeros
 from regard.ops.call import Call, Tile
+from regard.ops.fill import where
 from regard.ops.folds import FallbackFold, Fold, SoftFold
 from regard.ops.forms import wide
 from regard.ops.random import SELECT, uniform
@@ -49,13 +50,13 @@ class Selector(nn.Module):
 def log_probability(logits: Tensor, selected: Tensor, valid: Tensor | None) -> Tensor:
     """Of a selection, summed over the valid tokens."""
     each = torch.where(selected, F.logsigmoid(logits), F.logsigmoid(-logits))
-    return (each if valid is None else torch.where(valid, each, 0.0)).sum(-1)
+    return (each if valid is None else where(valid, each, 0.0)).sum(-1)
 
 
 def bernoulli_entropy(logits: Tensor, valid: Tensor | None) -> Tensor:
     """Of the selection, summed over the valid tokens."""
     each = F.softplus(-logits) + (1 - logits.sigmoid()) * logits
-    return (each if valid is None else torch.where(valid, each, 0.0)).sum(-1)
+    return (each if valid is None else where(valid, each, 0.0)).sum(-1)
 
 
 @register(
@@ -147,7 +148,7 @@ class Reinforced(Alignment):
         everything = readable(scores, mask)
         subset = everything & tile.per_key(tile.call.prepared["selected"])
         empty = ~subset.any(-1, keepdim=True)
-        return softmax(torch.where(empty, 0.0, scores), torch.where(empty, everything, subset))
+        return softmax(where(~empty, scores, 0.0), torch.where(empty, everything, subset))
 
     def log_prob(self, call: Call) -> Tensor:
         log_prob: Tensor = call.prepared["log_prob"]
@@ -159,7 +160,7 @@ class Reinforced(Alignment):
 
     def fold(self, tile: Tile) -> Fold:
         def in_subset(scores: Tensor, part: Tile) -> Tensor:
-            return torch.where(part.per_key(part.call.prepared["selected"]), scores, -math.inf)
+            return where(part.per_key(part.call.prepared["selected"]), scores, -math.inf)
 
         def equal(scores: Tensor, part: Tile) -> Tensor:
             return torch.where(readable(scores, None), 0.0, -math.inf).to(scores.dtype)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, softmax
-from regard.ops.call import Tile
+from regard.ops.call import Call, Tile
+from regard.ops.fill import where
 from regard.ops.folds import Fold, SoftFold, tempered
 from regard.ops.forms import wide
+from regard.ops.rule import Rule
 
 # A square of the temperature, which its gradient divides by, must still be a number.
 _LOG_RANGE = 30.0
@@ -72,14 +74,22 @@ class Soft(Alignment):
             # Nothing is forbidden, so no row is without keys.
             return scores.softmax(-1)
         if mask is not None and tile.call.bias is None and scores.shape[-1] > 0:
-            # Forbidden keys score as low as a number can: their weight is zero beside any other, and a row of nothing else
-            # stays finite in both directions until it is dropped.
-            lowest = torch.finfo(scores.dtype).min
-            return torch.where(mask, torch.where(mask, scores, lowest).softmax(-1), 0.0)
+            return softmax_of_allowed(scores, mask)
         return softmax(scores, mask)
+
+    def rule(self, call: Call) -> Rule:
+        return Rule(self.temperature_of_softmax)
 
     def fold(self, tile: Tile) -> Fold:
         return SoftFold(self.temperature_of_softmax)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, learnable={self.log_temperature is not None}"
+
+
+def softmax_of_allowed(scores: Tensor, mask: Tensor) -> Tensor:
+    """Softmax over the allowed keys, whose scores are more than minus infinity; zeros where there are none."""
+    # Forbidden keys score as low as a number can: their weight is zero beside any other, and a row of nothing else stays
+    # finite in both directions until it is dropped.
+    lowest = torch.finfo(scores.dtype).min
+    return where(mask, where(mask, scores, lowest).softmax(-1), 0.0)

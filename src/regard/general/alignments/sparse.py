@@ -11,6 +11,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, masked, readable, softmax
 from regard.ops.call import Tile
+from regard.ops.fill import where
 from regard.ops.forms import wide
 
 _BISECTIONS = 60
@@ -111,36 +112,36 @@ def entmax(scores: Tensor, mask: Tensor | None, alpha: float | Tensor) -> Tensor
     scores = masked(scores, mask)
     allowed = readable(scores, None)
     alive = allowed.any(-1, keepdim=True)
-    safe = torch.where(allowed, scores, 0.0)
+    safe = where(allowed, scores, 0.0)
     # The weights do not change with a shift; without it large scores would lose the threshold to rounding.
-    top = torch.where(allowed, scores.detach(), -math.inf).amax(-1, keepdim=True)
-    top = torch.where(alive, top, 0.0)
+    top = where(allowed, scores.detach(), -math.inf).amax(-1, keepdim=True)
+    top = where(alive, top, 0.0)
     x = (safe - top) * (alpha - 1)
     if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
         weights = _by_bisection(x, allowed, alpha)
     else:
         weights = _by_sorting(x, allowed, alpha)
     # No threshold separates NaN or infinity from the rest: such a row is NaN, as under softmax.
-    return torch.where(allowed & alive, weights + 0.0 * top, 0.0)
+    return where(allowed & alive, weights + 0.0 * top, 0.0)
 
 
 def _by_sorting(x: Tensor, allowed: Tensor, alpha: float) -> Tensor:
     """Find the support by sorting, then the threshold from the support in closed form, which autograd differentiates."""
     with torch.no_grad():
-        order = torch.where(allowed, x, -math.inf).sort(-1, descending=True).values
+        order = where(allowed, x, -math.inf).sort(-1, descending=True).values
         finite = order > -math.inf
-        order = torch.where(finite, order, 0.0)
+        order = where(finite, order, 0.0)
         count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
         mean = order.cumsum(-1) / count
         spread = (order.square().cumsum(-1) / count - mean.square()) * count if alpha == 1.5 else None
         candidate = _threshold(mean, spread, count)
         size = ((candidate <= order) & finite).sum(-1, keepdim=True).clamp(min=1)
         support = (x >= candidate.gather(-1, size - 1)) & allowed
-    inside = torch.where(support, x, 0.0)
+    inside = where(support, x, 0.0)
     size = support.sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
     mean = inside.sum(-1, keepdim=True) / size
-    spread = torch.where(support, x - mean, 0.0).square().sum(-1, keepdim=True) if alpha == 1.5 else None
-    slack = torch.where(support, x - _threshold(mean, spread, size), 0.0).clamp(min=0)
+    spread = where(support, x - mean, 0.0).square().sum(-1, keepdim=True) if alpha == 1.5 else None
+    slack = where(support, x - _threshold(mean, spread, size), 0.0).clamp(min=0)
     return slack.square() if alpha == 1.5 else slack
 
 
@@ -160,7 +161,7 @@ def _by_bisection(x: Tensor, allowed: Tensor, alpha: float | Tensor) -> Tensor:
         slack = x - tau
         inside = (slack > 0) & allowed
         # The power is taken of something positive everywhere, so that its derivative is finite outside the support.
-        return torch.where(inside, torch.where(inside, slack, 1.0) ** power, 0.0)
+        return where(inside, where(inside, slack, 1.0) ** power, 0.0)
 
     with torch.no_grad():
         high = torch.zeros_like(x[..., :1])
@@ -173,10 +174,10 @@ def _by_bisection(x: Tensor, allowed: Tensor, alpha: float | Tensor) -> Tensor:
     for _ in range(2):
         slack = x - tau
         inside = (slack > 0) & allowed
-        slope = torch.where(inside, torch.where(inside, slack, 1.0) ** (power - 1), 0.0).sum(-1, keepdim=True) * power
+        slope = where(inside, where(inside, slack, 1.0) ** (power - 1), 0.0).sum(-1, keepdim=True) * power
         excess = weights(tau).sum(-1, keepdim=True) - 1
-        tau = tau + torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
+        tau = tau + where(slope > 0, excess / where(slope > 0, slope, 1.0), 0.0)
     found = weights(tau)
     # Close to one, alpha leaves the threshold few digits; the sum is one by definition, so dividing by it changes no gradient.
     total = found.sum(-1, keepdim=True)
-    return found / torch.where(total > 0, total, 1.0)
+    return found / where(total > 0, total, 1.0)

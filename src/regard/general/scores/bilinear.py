@@ -231,7 +231,7 @@ class BiasedGeneral(General):
     paper="Ma, Li, Zhang & Wang, Interactive Attention Networks for Aspect-Level Sentiment Classification, IJCAI 2017",
     year=2017,
     time="N² d_k + N d_k d_q",
-    memory="linear (blockwise)",
+    memory="linear (blockwise; fused on CUDA)",
     choose="short inputs where no single key should win outright: tanh bounds the scores",
     avoid="long inputs: with tanh no weight exceeds e²/(e² + N − 1), so attention cannot become sharp",
 )

@@ -27,6 +27,7 @@ class Chain(nn.Module):
             raise ValueError(refusal("parts", "none", "at least one feature model"))
         self.parts = nn.ModuleList(parts)
         self.out_dim = getattr(parts[-1], "out_dim", None)
+        self.fills_padding = getattr(parts[-1], "fills_padding", False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         for part in self.parts:

@@ -26,6 +26,8 @@ class Embedding(nn.Module):
         torch.Size([1, 3, 8])
     """
 
+    fills_padding = True
+
     def __init__(
         self,
         count: int,

@@ -40,6 +40,10 @@ class Output(nn.Module):
         """The answer."""
         raise NotImplementedError
 
+    def probabilities(self, prediction: Any) -> Tensor | None:
+        """How likely each class is (B, C); None where the answer is no class."""
+        return None
+
 
 def target_of(batch: Batch) -> Tensor:
     """The target, or a refusal."""

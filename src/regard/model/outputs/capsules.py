@@ -72,3 +72,7 @@ class CapsuleClassifier(Output):
 
     def decide(self, prediction: Capsules) -> Tensor:
         return prediction.prediction
+
+    def probabilities(self, prediction: Capsules) -> Tensor:
+        """How sure each capsule is: they do not add up to one."""
+        return prediction.probability

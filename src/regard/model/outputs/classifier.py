@@ -47,6 +47,9 @@ class Classifier(Output):
     def decide(self, prediction: Tensor) -> Tensor:
         return prediction.argmax(-1)
 
+    def probabilities(self, prediction: Tensor) -> Tensor:
+        return prediction.float().softmax(-1)
+
 
 def pooled(context: Float[Tensor, "b *n d"], found: Available) -> Float[Tensor, "b d"]:
     """One context for each example: the mean of its tokens' where each has one."""

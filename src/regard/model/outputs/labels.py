@@ -52,3 +52,7 @@ class MultiLabel(Classifier):
 
     def decide(self, prediction: Float[Tensor, "b c"]) -> Tensor:
         return prediction.sigmoid() >= self.threshold
+
+    def probabilities(self, prediction: Float[Tensor, "b c"]) -> Tensor:
+        """Of each label by itself: they do not add up to one."""
+        return prediction.float().sigmoid()

@@ -13,6 +13,7 @@ from regard.ops import hooks
 from regard.ops.activations import Activation
 from regard.ops.call import Call
 from regard.ops.dispatch import execute
+from regard.ops.fill import where
 from regard.ops.forms import BilinearForm
 from regard.ops.random import draw_seed
 
@@ -61,4 +62,4 @@ def split(additive: Tensor) -> tuple[Tensor, Tensor]:
     Minus infinity forbids; so does the least number of the dtype, which some libraries write for it.
     """
     allowed = additive > torch.finfo(additive.dtype).min
-    return allowed, torch.where(allowed, additive, 0.0)
+    return allowed, where(allowed, additive, 0.0)

@@ -15,7 +15,7 @@ fit on a chip, so P and G are written by panels of query rows, in half precision
 $$da_d = w_d \sum_k c_k\omega_k (d\phi^s \cos\omega_k a - d\phi^c \sin\omega_k a), \qquad
   du_d = \sum_k \omega_k (d\psi^s \cos\omega_k u - d\psi^c \sin\omega_k u) + \alpha w_d\, d\beta$$
 
-The range is measured on the device (`plan`), which picks the series there; the host never waits. Out of range `terms` is 0:
+Dropout multiplies the weights that are read and, in G, what they read. The range is measured on the device (`plan`), which picks the series there; the host never waits. Out of range `terms` is 0:
 these kernels return at once and leave the result to the exact ones.
 """
 
@@ -29,7 +29,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from regard.ops.triton.additive_exact import _allowed, mask_arguments
+from regard.ops.triton.additive_tile import Conditions, allowed, mask_arguments
+from regard.ops.triton.align import FOR_DROPOUT, keep, uniform_tile
 from regard.ops.triton.sine_fits import BFLOAT16, FLOAT16, Fit
 
 # Rows of a backward panel are chosen so that P and G of a panel stay below this many elements.
@@ -159,8 +160,8 @@ def _product(PHI, PSI, row, column, inner, BM: tl.constexpr, BN: tl.constexpr, B
 @triton.jit
 def forward_kernel(
     PHI, PSI, BIAS, V, MASK, O, LSE, TERMS, SCALES,
-    svl, svn, svd, sml, smm, smn, sol, som, sod, NQ, N, DV,
-    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, DP: tl.constexpr,
+    svl, svn, svd, sml, smm, smn, sol, som, sod, NQ, N, DV, SEED, dropout, first_query,
+    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, DROP: tl.constexpr, DP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     terms = tl.load(TERMS)
@@ -188,13 +189,15 @@ def forward_kernel(
         n_in = n < N
         s = _product(PHI, PSI, row, column + start, inner, BM, BN, BK)
         s = s * scale + tl.load(BIAS + n, mask=n_in, other=0.0)[None, :] * 1.4426950408889634
-        ok = _allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
+        ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
         s = tl.where(ok, s, float("-inf"))
         new = tl.maximum(top, tl.max(s, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.exp2(s - safe[:, None])
         rescale = tl.exp2(top - safe)
         mass = mass * rescale + tl.sum(p, 1)
+        if DROP:
+            p = p * keep(uniform_tile(SEED, lead, 0, first_query + m, start, FOR_DROPOUT, BN), dropout)
         v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
         top = new
@@ -216,11 +219,11 @@ def forward_kernel(
 @triton.jit
 def panel_kernel(
     PHI, PSI, BIAS, V, DO, MASK, LSE, DELTA, P, G, TERMS, SCALES, TOPS, first,
-    svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, NQ, N, DV, PANEL,
-    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, DP: tl.constexpr,
+    svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, NQ, N, DV, PANEL, SEED, dropout, first_query,
+    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, DROP: tl.constexpr, DP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """P and G of a panel of query rows, (L, PANEL, N) each; G is multiplied by a power of two to suit half precision."""
+    """P after dropout and G of a panel of query rows, (L, PANEL, N) each; G is multiplied by a power of two to suit half precision."""
     terms = tl.load(TERMS)
     lead = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -238,25 +241,29 @@ def panel_kernel(
     s = s * tl.load(SCALES + 1) + tl.load(BIAS + lead * N + n, mask=n_in, other=0.0)[None, :]
     lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
     delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
-    ok = _allowed(MASK + lead * sml, m, n, m_in, n_in, smm, smn, N - NQ, CAUSAL, HAS_MASK)
+    ok = allowed(MASK + lead * sml, m, n, m_in, n_in, smm, smn, N - NQ, CAUSAL, HAS_MASK)
     ok = ok & (lse > float("-inf"))[:, None]
     p = tl.where(ok, tl.exp(s - tl.where(lse > float("-inf"), lse, 0.0)[:, None]), 0.0)
     do = tl.load(
         DO + lead * sgl + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0
     )
     v = tl.load(V + lead * svl + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
-    dp = tl.dot(do, tl.trans(v))
-    g = tl.where(ok, p * (dp - delta[:, None]), 0.0) * _gain(TOPS, N)
-    tl.store(P + where, p.to(P.dtype.element_ty), mask=inside)
+    x = tl.dot(do, tl.trans(v))
+    read = p
+    if DROP:
+        r = keep(uniform_tile(SEED, lead, 0, first_query + m, tl.program_id(1) * BN, FOR_DROPOUT, BN), dropout)
+        x, read = x * r, p * r
+    g = tl.where(ok, p * (x - delta[:, None]), 0.0) * _gain(TOPS, N)
+    tl.store(P + where, read.to(P.dtype.element_ty), mask=inside)
     tl.store(G + where, g.to(G.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def prologue_kernel(
-    DO, O, DLSE, V, DELTA, TOPS, sgl, sgm, sgd, sol, som, sod, svl, svn, svd, NQ, N, DV, Q_BLOCKS,
-    HAS_DLSE: tl.constexpr, BR: tl.constexpr, BV: tl.constexpr,
+    DO, O, V, DELTA, TOPS, sgl, sgm, sgd, sol, som, sod, svl, svn, svd, NQ, N, DV, Q_BLOCKS,
+    BR: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The delta = do · o - dlse of some queries; the largest squared norms of do and v, as the bits of floats."""
+    """The delta = do · o of some queries; the largest squared norms of do and v, as the bits of floats."""
     program, lead = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.arange(0, BV)
     if program < Q_BLOCKS:
@@ -264,10 +271,7 @@ def prologue_kernel(
         inside = (r[:, None] < NQ) & (c[None, :] < DV)
         do = tl.load(DO + lead * sgl + r[:, None] * sgm + c[None, :] * sgd, mask=inside, other=0.0).to(tl.float32)
         o = tl.load(O + lead * sol + r[:, None] * som + c[None, :] * sod, mask=inside, other=0.0).to(tl.float32)
-        delta = tl.sum(do * o, 1)
-        if HAS_DLSE:
-            delta -= tl.load(DLSE + lead * NQ + r, mask=r < NQ, other=0.0)
-        tl.store(DELTA + lead * NQ + r, delta, mask=r < NQ)
+        tl.store(DELTA + lead * NQ + r, tl.sum(do * o, 1), mask=r < NQ)
         tl.atomic_max(TOPS, tl.max(tl.sum(do * do, 1), 0).to(tl.int32, bitcast=True))
     else:
         r = (program - Q_BLOCKS) * BR + tl.arange(0, BR)
@@ -288,21 +292,16 @@ def _gain(TOPS, N):
 
 
 @triton.jit
-def features_grad_kernel(
-    X, W, DF, DBIAS, DX, DW, TERMS, SERIES, SCALES, TOPS, sw, ROWS, ROWS_PER_LEAD, N, D,
+def _features_grad(
+    X, W, DF, DBIAS, DX, DW, SERIES, SCALES, terms, gain, block, sw, rows, per_lead, D,
     KMAX: tl.constexpr, IS_KEY: tl.constexpr, FAST: tl.constexpr, BR: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of tokens from that of their features; of w as one partial sum a program."""
-    terms = tl.load(TERMS)
-    if terms == 0:
-        return
-    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    r = block * BR + tl.arange(0, BR)
     d = tl.arange(0, DP)
-    inside = (r[:, None] < ROWS) & (d[None, :] < D)
+    inside = (r[:, None] < rows) & (d[None, :] < D)
     x = tl.load(X + r[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    w = tl.load(W + (r // ROWS_PER_LEAD)[:, None] * sw + d[None, :], mask=inside, other=0.0)
+    w = tl.load(W + (r // per_lead)[:, None] * sw + d[None, :], mask=inside, other=0.0)
     at = DF + r[:, None].to(tl.int64) * (KMAX * 2 * DP) + d[None, :]
-    gain = _gain(TOPS, N)
     undo = 1.0 / gain
     if IS_KEY:
         undo = undo * tl.load(SCALES + 1)
@@ -320,14 +319,54 @@ def features_grad_kernel(
             dw += coefficient * (first * s + second * c)
     if IS_KEY:
         alpha = tl.load(SCALES)
-        dbias = tl.load(DBIAS + r, mask=r < ROWS, other=0.0)[:, None] / gain
+        dbias = tl.load(DBIAS + r, mask=r < rows, other=0.0)[:, None] / gain
         dx = dx * undo + alpha * w * dbias
         dw = alpha * x * dbias
     else:
         dx = dx * w * undo
         dw = dw * undo
+    # Without a series nothing was written that could be read; the exact kernels add to these zeros.
+    dx, dw = tl.where(terms == 0, 0.0, dx), tl.where(terms == 0, 0.0, dw)
     tl.store(DX + r[:, None].to(tl.int64) * D + d[None, :], dx, mask=inside)
     tl.store(DW + tl.program_id(0) * D + d, tl.sum(tl.where(inside, dw, 0.0), 0), mask=d < D)
+
+
+@triton.jit
+def features_grad_kernel(
+    A, U, W, DPHI, DPSI, DBIAS, DA, DU, DW, TERMS, SERIES, SCALES, TOPS, sw, A_ROWS, U_ROWS, NQ, N, D,
+    KMAX: tl.constexpr, FAST: tl.constexpr, BR: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Gradient of some tokens of either side from that of their features; of w as one partial sum a program."""
+    terms, gain = tl.load(TERMS), _gain(TOPS, N)
+    program, split = tl.program_id(0), tl.cdiv(A_ROWS, BR)
+    if program < split:
+        _features_grad(
+            A,
+            W,
+            DPHI,
+            DBIAS,
+            DA,
+            DW,
+            SERIES,
+            SCALES,
+            terms,
+            gain,
+            program,
+            sw,
+            A_ROWS,
+            NQ,
+            D,
+            KMAX,
+            False,
+            FAST,
+            BR,
+            DP,
+        )
+    else:
+        block = program - split
+        _features_grad(
+            U, W, DPSI, DBIAS, DU, DW, SERIES, SCALES, terms, gain, block, sw, U_ROWS, N, D, KMAX, True, FAST, BR, DP
+        )
 
 
 @functools.cache
@@ -345,10 +384,15 @@ def _tables(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, T
     return series.to(device), limits.to(device), alphas.to(device), counts.to(device)
 
 
-class Sine:
-    """Features of one call, and the plan that the device has chosen for them."""
+def plan_size(dtype: torch.dtype) -> int:
+    """Numbers of a plan: how many terms, in a place of 4; two scales, in a place of 4; the longest series."""
+    return 8 + 2 * max(len(fit.c) for fit in (BFLOAT16 if dtype == torch.bfloat16 else FLOAT16))
 
-    def __init__(self, a: Tensor, u: Tensor, w: Tensor) -> None:
+
+class Sine:
+    """Features of one call by the plan that the device chose for them; a `fresh` plan it chooses here."""
+
+    def __init__(self, a: Tensor, u: Tensor, w: Tensor, plan: Tensor, fresh: bool = False) -> None:
         (self.length, self.nq, self.width), self.n = a.shape, u.shape[1]
         self.a, self.u, self.w = a.contiguous(), u.contiguous(), w.float().contiguous()
         device = a.device
@@ -359,17 +403,17 @@ class Sine:
         # A tile of hidden units is a power of two wide; features are laid out without the excess.
         self.dp = self.block
         self.inner = self.kmax * 2 * self.dp
-        tops = torch.zeros(2, self.width, dtype=torch.int32, device=device)
         a_rows, u_rows = self.length * self.nq, self.length * self.n
-        grid = (triton.cdiv(a_rows, 128) + triton.cdiv(u_rows, 128),)
-        range_kernel[grid](self.a, self.u, tops, a_rows, u_rows, self.width, BR=128, BD=self.block)
-        self.terms = torch.empty(1, dtype=torch.int32, device=device)
-        self.series = torch.empty(self.kmax, 2, device=device)
-        self.scales = torch.empty(2, device=device)
-        plan_kernel[(1,)](
-            tops, tops[1], self.w, *tables, self.terms, self.series, self.scales, self.width, self.w.shape[0],
-            F=tables[0].shape[0], K2=2 * self.kmax, BD=self.block, BK=triton.next_power_of_2(2 * self.kmax),
-        )  # fmt: skip
+        # Each begins at a multiple of 16 bytes, as a launch expects.
+        self.terms, self.scales, self.series = plan[:1].view(torch.int32), plan[4:6], plan[8:]
+        if fresh:
+            tops = torch.zeros(2, self.width, dtype=torch.int32, device=device)
+            grid = (triton.cdiv(a_rows, 128) + triton.cdiv(u_rows, 128),)
+            range_kernel[grid](self.a, self.u, tops, a_rows, u_rows, self.width, BR=128, BD=self.block)
+            plan_kernel[(1,)](
+                tops, tops[1], self.w, *tables, self.terms, self.series, self.scales, self.width, self.w.shape[0],
+                F=tables[0].shape[0], K2=2 * self.kmax, BD=self.block, BK=triton.next_power_of_2(2 * self.kmax),
+            )  # fmt: skip
         self.phi = torch.empty(self.length, self.nq, self.inner, dtype=torch.float16, device=device)
         self.psi = torch.empty(self.length, self.n, self.inner, dtype=torch.float16, device=device)
         self.bias = torch.empty(self.length, self.n, device=device)
@@ -390,27 +434,32 @@ class Sine:
     def _w_stride(self) -> int:
         return self.w.stride(0) if self.w.shape[0] > 1 else 0
 
-    def forward(self, v: Tensor, mask: Tensor | None, causal: bool, out: Tensor, lse: Tensor) -> None:
+    def forward(self, v: Tensor, given: Conditions, out: Tensor, lse: Tensor) -> None:
         """Write out (L, Nq, d_v) and lse (L, Nq), if the range allows."""
-        given, sml, smm, smn = mask_arguments(mask, self.bias)
+        mask, sml, smm, smn = mask_arguments(given.mask, self.bias)
         dv = v.shape[-1]
-        tile = tile_of(v, FORWARD_TILE)
+        tile = tile_of(v, FORWARD_TILE, given)
         forward_kernel[(triton.cdiv(self.nq, tile["BM"]), self.length)](
-            *self.descriptors(tile), self.bias, v, given, out, lse, self.terms, self.scales,
-            *v.stride(), sml, smm, smn, *out.stride(), self.nq, self.n, dv,
-            CAUSAL=causal, HAS_MASK=mask is not None, DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
+            *self.descriptors(tile), self.bias, v, mask, out, lse, self.terms, self.scales,
+            *v.stride(), sml, smm, smn, *out.stride(), self.nq, self.n, dv, *self._drops(given),
+            **_flags(given), DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
         )  # fmt: skip
 
+    def _drops(self, given: Conditions) -> tuple[Tensor, float, int]:
+        """Seed, dropout, first query."""
+        align = given.align
+        return self.bias if align.seed is None else align.seed, align.dropout, align.first_query
+
     def backward(
-        self, v: Tensor, mask: Tensor | None, causal: bool, lse: Tensor, do: Tensor, delta: Tensor, tops: Tensor
+        self, v: Tensor, given: Conditions, lse: Tensor, do: Tensor, delta: Tensor, tops: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of a, u, w (L or 1, D) and v. Where `terms` is 0 the first three are zero and the last is meaningless."""
         length, nq, n, dv = self.length, self.nq, self.n, v.shape[-1]
         device = v.device
-        given, sml, smm, smn = mask_arguments(mask, self.bias)
+        mask, sml, smm, smn = mask_arguments(given.mask, self.bias)
         rows = max(1, min(nq, PANEL_ELEMENTS // max(1, length * n)))
         rows = rows if rows == nq else max(128, rows // 128 * 128)
-        tile = tile_of(v, PANEL_TILE)
+        tile = tile_of(v, PANEL_TILE, given)
         single = rows >= nq
         p = torch.empty(length, rows, n, dtype=v.dtype, device=device)
         g = torch.empty(length, rows, n, dtype=torch.float16, device=device)
@@ -422,9 +471,9 @@ class Sine:
             count = min(rows, nq - first)
             grid = (triton.cdiv(count, tile["BM"]), triton.cdiv(n, tile["BN"]), length)
             panel_kernel[grid](
-                *self.descriptors(tile), self.bias, v, do, given, lse, delta, p, g, self.terms, self.scales, tops, first,
-                *v.stride(), *do.stride(), sml, smm, smn, nq, n, dv, rows,
-                CAUSAL=causal, HAS_MASK=mask is not None, DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
+                *self.descriptors(tile), self.bias, v, do, mask, lse, delta, p, g, self.terms, self.scales, tops, first,
+                *v.stride(), *do.stride(), sml, smm, smn, nq, n, dv, rows, *self._drops(given),
+                **_flags(given), DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
             )  # fmt: skip
             part_p, part_g = p[:, :count], g[:, :count]
             torch.bmm(part_g, self.psi, out=dphi) if single else dphi[:, first : first + count].copy_(
@@ -442,45 +491,50 @@ class Sine:
         assert dpsi is not None
         assert dvalue is not None
         assert dbias is not None
-        da, dwa = self._features_grad(self.a, dphi, dbias, tops, False)
-        du, dwu = self._features_grad(self.u, dpsi, dbias, tops, True)
-        return da, du, dwa + dwu, dvalue
+        return (*self._from_features(dphi, dpsi, dbias, tops), dvalue)
 
-    def _features_grad(self, x: Tensor, df: Tensor, dbias: Tensor, tops: Tensor, is_key: bool) -> tuple[Tensor, Tensor]:
-        rows, per_lead = x.shape[0] * x.shape[1], x.shape[1]
-        block = 16
+    def _from_features(self, dphi: Tensor, dpsi: Tensor, dbias: Tensor, tops: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of a, u and w from those of the features."""
+        own = self.w.shape[0] > 1
         # A partial sum of w must not span two leading indices when w differs between them.
-        if self.w.shape[0] > 1 and per_lead % block:
-            block = 1
-        programs = triton.cdiv(rows, block)
-        dx = torch.zeros(x.shape, device=x.device)
-        dw = torch.zeros(programs, self.width, device=x.device)
+        block = 1 if own and (self.nq % 16 or self.n % 16) else 16
+        a_rows, u_rows = self.length * self.nq, self.length * self.n
+        split, programs = triton.cdiv(a_rows, block), triton.cdiv(a_rows, block) + triton.cdiv(u_rows, block)
+        da, du = (torch.empty(x.shape, device=x.device) for x in (self.a, self.u))
+        dw = torch.empty(programs, self.width, device=self.a.device)
         features_grad_kernel[(programs,)](
-            x, self.w, df, dbias, dx, dw, self.terms, self.series, self.scales, tops, self._w_stride(), rows, per_lead,
-            self.n, self.width, KMAX=self.kmax, IS_KEY=is_key, FAST=_on_device(x), BR=block, DP=self.dp, num_warps=4,
+            self.a, self.u, self.w, dphi, dpsi, dbias, da, du, dw, self.terms, self.series, self.scales, tops,
+            self._w_stride(), a_rows, u_rows, self.nq, self.n, self.width,
+            KMAX=self.kmax, FAST=_on_device(self.a), BR=block, DP=self.dp, num_warps=4,
         )  # fmt: skip
-        if self.w.shape[0] > 1:
-            return dx, dw.view(self.length, -1, self.width).sum(1)
-        return dx, dw.sum(0, keepdim=True)
+        if not own:
+            return da, du, dw.sum(0, keepdim=True)
+        from_a, from_u = (part.view(self.length, -1, self.width).sum(1) for part in (dw[:split], dw[split:]))
+        return da, du, from_a + from_u
 
 
-def prologue(do: Tensor, out: Tensor, dlse: Tensor | None, v: Tensor) -> tuple[Tensor, Tensor]:
+def prologue(do: Tensor, out: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The delta (L, Nq), and the largest squared norms of do and v as bits of floats."""
     (length, nq, dv), n = out.shape, v.shape[1]
     delta = torch.empty(length, nq, device=v.device)
     tops = torch.zeros(2, dtype=torch.int32, device=v.device)
     q_blocks = triton.cdiv(nq, 64)
-    given = delta if dlse is None else dlse
     prologue_kernel[(q_blocks + triton.cdiv(n, 64), length)](
-        do, out, given, v, delta, tops, *do.stride(), *out.stride(), *v.stride(), nq, n, dv, q_blocks,
-        HAS_DLSE=dlse is not None, BR=64, BV=max(16, triton.next_power_of_2(dv)), num_warps=4,
+        do, out, v, delta, tops, *do.stride(), *out.stride(), *v.stride(), nq, n, dv, q_blocks,
+        BR=64, BV=max(16, triton.next_power_of_2(dv)), num_warps=4,
     )  # fmt: skip
     return delta, tops
 
 
-def tile_of(x: Tensor, tile: dict[str, int]) -> dict[str, int]:
-    """The tile on the device; a small one under the interpreter."""
-    return tile if _on_device(x) else {"BM": 32, "BN": 32, "BK": 32, "num_warps": 4, "num_stages": 1}
+def _flags(given: Conditions) -> dict[str, bool]:
+    return {"CAUSAL": given.causal, "HAS_MASK": given.mask is not None, "DROP": given.align.dropout > 0.0}
+
+
+def tile_of(x: Tensor, tile: dict[str, int], given: Conditions) -> dict[str, int]:
+    """The tile on the device, half as wide where random numbers need registers too; a small one under the interpreter."""
+    if _on_device(x):
+        return {**tile, "BN": 128} if given.align.dropout > 0.0 else tile
+    return {"BM": 32, "BN": 32, "BK": 32, "num_warps": 4, "num_stages": 1}
 
 
 def _on_device(x: Tensor) -> bool:

@@ -1,13 +1,14 @@
-"""Additive soft attention as one registered operator: the sine basis in half precision, exact otherwise and out of range."""
+"""Additive attention as one registered operator: the sine basis for a softmax in half precision, exact otherwise and out of range."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from regard.ops.triton import additive_exact
-from regard.ops.triton.additive_exact import CODES, Exact
-from regard.ops.triton.additive_sine import Sine, prologue
+from regard.ops.triton import additive_exact, additive_grads
+from regard.ops.triton.additive_sine import Sine, plan_size, prologue
+from regard.ops.triton.additive_tile import CODES, Conditions, Exact
+from regard.ops.triton.align import ALL, FLAT, Align
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -17,92 +18,147 @@ def supports(act: str) -> bool:
     return act.partition(":")[0] in CODES and not act.startswith("tanh:")
 
 
-def _uses_sines(a: Tensor, act: str) -> bool:
-    return a.dtype in HALVES and act == "tanh" and a.numel() > 0
+def _uses_sines(a: Tensor, act: str, given: Conditions) -> bool:
+    return a.dtype in HALVES and act == "tanh" and a.numel() > 0 and given.bias is None and given.align.is_softmax
 
 
 # Registered without the wrapper of torch.library.custom_op, which costs the host a little on every call.
 _library = torch.library.Library("regard", "FRAGMENT")
-_library.define(
-    "additive_soft(Tensor a, Tensor u, Tensor w, Tensor v, Tensor? mask, bool causal, str act) -> (Tensor, Tensor)"
+_GIVEN = (
+    "Tensor? mask, Tensor? bias, Tensor? seed, Tensor? position, float[] numbers, int[] kinds, bool causal, str act"
 )
 _library.define(
-    "additive_soft_backward(Tensor grad, Tensor? grad_lse, Tensor a, Tensor u, Tensor w, Tensor v, Tensor out, Tensor lse, "
-    "Tensor? mask, bool causal, str act) -> (Tensor, Tensor, Tensor, Tensor)"
+    f"additive(Tensor a, Tensor u, Tensor w, Tensor v, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "additive_backward(Tensor grad, Tensor a, Tensor u, Tensor w, Tensor v, "
+    f"Tensor out, Tensor lse, Tensor soft, Tensor pick, Tensor plan, bool wants_bias, {_GIVEN}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
+# mask, bias, seed, position, numbers, kinds, causal, act
+Given = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, list[float], list[int], bool, str]
 
-def _forward(
-    a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str
-) -> tuple[Tensor, Tensor]:
-    """Contexts (L, Nq, d_v) in the dtype of v, and the log-sum-exp of the scores (L, Nq) in float32, for the backward.
+
+def _read(given: Given) -> tuple[Conditions, str]:
+    mask, bias, seed, position, numbers, kinds, causal, act = given
+    return Conditions(mask, bias, causal, Align.unflat(seed, position, numbers, kinds)), act
+
+
+def _results(a: Tensor, v: Tensor, given: Conditions, act: str) -> tuple[Tensor, ...]:
+    """Room for the results; what is not needed is empty."""
+    (length, nq), dv, align = a.shape[:2], v.shape[-1], given.align
+    # In half precision the contexts are too coarse for exact gradients; the sine basis is as coarse itself.
+    sines = _uses_sines(a, act, given)
+    coarse = v.dtype in HALVES and not sines
+    soft = (length, nq, dv) if align.learns and (coarse or align.choice != ALL) else (0,)
+    pick = (length, nq) if align.choice != ALL or align.position is not None else (0,)
+    return (
+        v.new_empty(length, nq, dv),
+        a.new_empty((length, nq), dtype=torch.float32),
+        a.new_empty(soft, dtype=torch.float32),
+        a.new_empty(pick, dtype=torch.int32),
+        a.new_empty(plan_size(a.dtype) if sines else 0, dtype=torch.float32),
+    )
+
+
+def _forward(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object) -> tuple[Tensor, ...]:
+    """Contexts (L, Nq, d_v) in the dtype of v, and what the backward needs.
+
+    That is the log-sum-exp of the scores (L, Nq) in float32, what the softmax weights read in float32, and the single key that was read
+    (-1: none) by a choice or in an empty window, and the plan of a sine basis.
 
     In the sine basis the log-sum-exp leaves out a constant of each row, which cancels in the weights.
 
-    a (L, Nq, D), u (L, N, D), w (L or 1, D), v (L, N, d_v); mask bytes (L or 1, Nq or 1, N or 1); causal aligns the last
-    query with the last key.
+    a (L, Nq, D), u (L, N, D), w (L or 1, D), v (L, N, d_v); mask bytes and bias (L or 1, Nq or 1, N or 1); causal aligns the last
+    query with the last key; seed to kinds are an `Align`.
     """
-    out = v.new_empty(a.shape[0], a.shape[1], v.shape[-1])
-    lse = torch.empty(a.shape[:2], device=a.device)
-    if _uses_sines(a, act):
-        sine = Sine(a, u, w)
-        sine.forward(v, mask, causal, out, lse)
+    given, act = _read(given_)  # type: ignore[arg-type]
+    out, lse, soft, pick, plan = _results(a, v, given, act)
+    if _uses_sines(a, act, given):
+        sine = Sine(a, u, w, plan, fresh=True)
+        sine.forward(v, given, out, lse)
         # Runs only where the device found the range too wide for a series.
-        additive_exact.forward(Exact(a, u, w, act, prepare=False), v, mask, causal, out, lse, sine.terms)
+        additive_exact.forward(Exact(a, u, w, act, prepare=False), v, given, out, soft, lse, pick, sine.terms)
     else:
-        never = torch.zeros(1, dtype=torch.int32, device=a.device)
-        additive_exact.forward(Exact(a, u, w, act, prepare=True), v, mask, causal, out, lse, never)
-    return out, lse
+        additive_exact.forward(Exact(a, u, w, act, prepare=True), v, given, out, soft, lse, pick, None)
+    return out, lse, soft, pick, plan
 
 
-def _forward_fake(
-    a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str
-) -> tuple[Tensor, Tensor]:
-    return v.new_empty(a.shape[0], a.shape[1], v.shape[-1]), a.new_empty(a.shape[:2], dtype=torch.float32)
+def _forward_fake(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object) -> tuple[Tensor, ...]:
+    return _results(a, v, *_read(given_))  # type: ignore[arg-type]
 
 
 def _gradients(
-    grad: Tensor, grad_lse: Tensor | None, a: Tensor, u: Tensor, w: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    mask: Tensor | None, causal: bool, act: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, u, w and v, in their dtypes, from those of the context and of the log-sum-exp."""
+    grad: Tensor, a: Tensor, u: Tensor, w: Tensor, v: Tensor,
+    out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, plan: Tensor, wants_bias: bool, *given_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a, u, w, v, bias and position, in their dtypes, from that of the context."""
+    given, act = _read(given_)  # type: ignore[arg-type]
+    align = given.align
     do = grad.to(v.dtype)
-    delta, tops = prologue(do, out, grad_lse, v)
-    if _uses_sines(a, act):
-        sine = Sine(a, u, w)
-        da, du, dw, dv = sine.backward(v, mask, causal, lse, do, delta, tops)
+    delta, tops = prologue(do, soft if soft.numel() else out, v)
+    dbias: Tensor | None = None
+    dposition: Tensor | None = None
+    if _uses_sines(a, act, given):
+        sine = Sine(a, u, w, plan)
+        da, du, dw, dv = sine.backward(v, given, lse, do, delta, tops)
         dv = dv.to(v.dtype).contiguous()
         exact = Exact(a, u, w, act, prepare=False)
-        more = additive_exact.backward(exact, v, mask, causal, lse, do, delta, sine.terms, (da, du, dv))
+        more, _, _ = additive_grads.backward(exact, v, given, lse, pick, do, delta, sine.terms, (da, du, dv))
         dw = dw + (more if w.shape[0] > 1 else more.sum(0, keepdim=True))
     else:
         exact = Exact(a, u, w, act, prepare=True)
-        never = torch.zeros(1, dtype=torch.int32, device=a.device)
         da, du = (torch.zeros_like(x.mT).mT for x in (exact.a, exact.u))
         dv = torch.empty_like(v, memory_format=torch.contiguous_format)
-        dw = additive_exact.backward(exact, v, mask, causal, lse, do, delta, never, (da, du, dv))
+        dw, dbias, dposition = additive_grads.backward(
+            exact, v, given, lse, pick, do, delta, None, (da, du, dv), wants_bias
+        )
         dw = dw if w.shape[0] > 1 else dw.sum(0, keepdim=True)
         da, du = da[..., : exact.width], du[..., : exact.width]
-    return da.to(a.dtype).contiguous(), du.to(u.dtype).contiguous(), dw.to(w.dtype), dv
+    if dbias is not None:
+        assert given.bias is not None
+        dbias = dbias.sum_to_size(given.bias.shape)
+    if dposition is not None:
+        assert align.position is not None
+        dposition = dposition.sum_to_size(align.position.shape)
+    none = v.new_empty(0)
+    return (
+        da.to(a.dtype).contiguous(), du.to(u.dtype).contiguous(), dw.to(w.dtype), dv,
+        none if dbias is None else dbias, none.clone() if dposition is None else dposition,
+    )  # fmt: skip
 
 
 def _gradients_fake(
-    grad: Tensor, grad_lse: Tensor | None, a: Tensor, u: Tensor, w: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    mask: Tensor | None, causal: bool, act: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, u, w, v))  # type: ignore[return-value]
+    grad: Tensor, a: Tensor, u: Tensor, w: Tensor, v: Tensor,
+    out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, plan: Tensor, wants_bias: bool, *given_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    given = _read(given_)[0]  # type: ignore[arg-type]
+    position = None if given.align.gaussian == FLAT else given.align.position
+    bias = given.bias if wants_bias else None
+    found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, u, w, v)]
+    found += [v.new_empty(0) if x is None else torch.empty(x.shape, device=x.device) for x in (bias, position)]
+    return tuple(found)  # type: ignore[return-value]
 
 
-def _remember(ctx: object, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
-    a, u, w, v, mask, ctx.causal, ctx.act = inputs  # type: ignore[attr-defined]
-    ctx.save_for_backward(a, u, w, v, mask, *output)  # type: ignore[attr-defined]
+def _remember(ctx: object, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
+    a, u, w, v, mask, bias, seed, position, *ctx.rest = inputs  # type: ignore[attr-defined]
+    ctx.save_for_backward(a, u, w, v, mask, bias, seed, position, *output)  # type: ignore[attr-defined]
 
 
-def _backward(ctx: object, do: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    a, u, w, v, mask, out, lse = ctx.saved_tensors  # type: ignore[attr-defined]
-    dlse = None if dlse is None else torch.where(lse > -torch.inf, dlse, 0.0)
-    grads = torch.ops.regard.additive_soft_backward(do, dlse, a, u, w, v, out, lse, mask, ctx.causal, ctx.act)  # type: ignore[attr-defined]
-    return (*grads, None, None, None)
+def _backward(ctx: object, do: Tensor, *unused: object) -> tuple[Tensor | None, ...]:
+    return _through(torch.ops.regard.additive_backward, ctx, do)
+
+
+def _through(gradients, ctx, do: Tensor) -> tuple[Tensor | None, ...]:
+    a, u, w, v, mask, bias, seed, position, out, lse, soft, pick, plan = ctx.saved_tensors
+    wants_bias = bias is not None and ctx.needs_input_grad[5]
+    da, du, dw, dv, dbias, dposition = gradients(
+        do, a, u, w, v, out, lse, soft, pick, plan, wants_bias, mask, bias, seed, position, *ctx.rest
+    )
+    dbias = dbias if wants_bias else None
+    dposition = dposition if ctx.needs_input_grad[7] and dposition.numel() else None
+    return da, du, dw, dv, None, dbias, None, dposition, None, None, None, None
 
 
 def _no_double_backward(ctx: object, *grads: Tensor) -> None:
@@ -112,38 +168,32 @@ def _no_double_backward(ctx: object, *grads: Tensor) -> None:
     )
 
 
-_library.impl("additive_soft", _forward, "CompositeExplicitAutograd")
-_library.impl("additive_soft_backward", _gradients, "CompositeExplicitAutograd")
-torch.library.register_fake("regard::additive_soft", _forward_fake, lib=_library)
-torch.library.register_fake("regard::additive_soft_backward", _gradients_fake, lib=_library)
-torch.library.register_autograd("regard::additive_soft", _backward, setup_context=_remember, lib=_library)
-torch.library.register_autograd("regard::additive_soft_backward", _no_double_backward, lib=_library)
+_library.impl("additive", _forward, "CompositeExplicitAutograd")
+_library.impl("additive_backward", _gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("regard::additive", _forward_fake, lib=_library)
+torch.library.register_fake("regard::additive_backward", _gradients_fake, lib=_library)
+torch.library.register_autograd("regard::additive", _backward, setup_context=_remember, lib=_library)
+torch.library.register_autograd("regard::additive_backward", _no_double_backward, lib=_library)
 
 
-class AdditiveSoft(torch.autograd.Function):
+class Additive(torch.autograd.Function):
     """The same operator for eager mode, where the registered one spends as long on the host as the device on the work."""
 
     @staticmethod
-    def forward(ctx, a, u, w, v, mask, causal, act):  # type: ignore[no-untyped-def]
-        out, lse = _forward(a, u, w, v, mask, causal, act)
-        _remember(ctx, (a, u, w, v, mask, causal, act), (out, lse))
-        ctx.set_materialize_grads(False)
-        return out, lse
+    def forward(ctx, *inputs):
+        results = _forward(*inputs)
+        _remember(ctx, inputs, results)
+        ctx.mark_non_differentiable(*results[1:])
+        return results
 
     @staticmethod
-    def backward(ctx, do, dlse):  # type: ignore[no-untyped-def]
-        a, u, w, v, mask, out, lse = ctx.saved_tensors
-        do = torch.zeros_like(out) if do is None else do
-        if torch.is_grad_enabled():
-            # Asked for a graph of the backward: the registered operator refuses its derivative by name.
-            return _backward(ctx, do, dlse)
-        dlse = None if dlse is None else torch.where(lse > -torch.inf, dlse, 0.0)
-        return (*_gradients(do, dlse, a, u, w, v, out, lse, mask, ctx.causal, ctx.act), None, None, None)
+    def backward(ctx, do, *unused):
+        # Asked for a graph of the backward: the registered operator refuses its derivative by name.
+        gradients = torch.ops.regard.additive_backward if torch.is_grad_enabled() else _gradients
+        return _through(gradients, ctx, do)
 
 
-def additive_soft(
-    a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str
-) -> tuple[Tensor, Tensor]:
-    """Contexts and log-sum-exp, by the quickest way to the kernels."""
-    both: tuple[Tensor, Tensor] = AdditiveSoft.apply(a, u, w, v, mask, causal, act)  # type: ignore[no-untyped-call]
-    return both
+def additive(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given: object) -> tuple[Tensor, ...]:
+    """Contexts, log-sum-exp and what the backward needs, by the quickest way to the kernels."""
+    results: tuple[Tensor, ...] = Additive.apply(a, u, w, v, *given)
+    return results

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import matplotlib.figure
     import numpy.typing as npt
 
-_STRIP_INCHES = 7.2
+# The widest text, and the colour bar beneath it.
+_STRIP_INCHES, _BAR_INCHES = 7.2, 1.6
 
 
 def token_strip(
@@ -68,7 +69,7 @@ def token_strip(
     scale = colour_scale(shades)
     if ax is None:
         lines = _Lines(words, len(shades), numbered, _STRIP_INCHES * 72, 10.0, family)
-        figure, axes, slot = _strip_figure(lines.height, bool(heading))
+        figure, (axes,), slot = _strips_figure([lines], heading, family)
         bar = figure.colorbar(scale, cax=slot, orientation="horizontal")
     else:
         figure, axes = root_figure(ax), ax
@@ -126,7 +127,7 @@ def token_strips(
         name: _Lines(words[name], len(np.atleast_2d(x)), x.ndim == 2, _STRIP_INCHES * 72, 10.0, family)
         for name, x in shades.items()
     }
-    figure, slots, bar = _strips_figure([block.height for block in lines.values()], bool(heading))
+    figure, slots, bar = _strips_figure(list(lines.values()), heading, family, named=True)
     for (name, block), axes in zip(lines.items(), slots, strict=True):
         axes.set_axis_off()
         axes.set(xlim=(0, block.width), ylim=(block.height, 0))
@@ -137,7 +138,9 @@ def token_strips(
             say(axes, "no tokens")
     dress_bar(figure.colorbar(scale, cax=bar, orientation="horizontal"))
     if heading:
-        figure.suptitle(heading, x=0.1 / figure.get_figwidth(), ha="left", **plain(family, size=11, color=INK))
+        width, height = figure.get_size_inches()
+        place = {"x": 0.1 / width, "y": 1 - 0.08 / height, "ha": "left", "va": "top"}
+        figure.suptitle(heading, **place, **plain(family, size=11, color=INK))
     settle(figure)
     return figure
 
@@ -205,21 +208,27 @@ class _Lines:
                     x, y = margin, y + line
                 self.places.append((row, index, text, x, y, wide))
                 x += wide + gap
-            y += line + (0.8 * size if rows > 1 else 0.0)
-        self.height = max(y, line)
+            # Rows of several lines stand apart, so that it is seen which lines belong together.
+            y += line + (0.8 * size if y > self.starts[-1] else 0.0)
+        self.right = max((x + wide for *_, x, _, wide in self.places), default=0.0)
+        self.height = max((top + self.box for *_, top, _ in self.places), default=line)
 
 
 def _fit(word: str, size: float, family: list[str], room: float) -> tuple[str, float]:
     """The word, cut short where it is wider than a line, and its width in points."""
+    width = _measure(word, size, family)
+    if width <= room or len(word) < 2:
+        return word, width
+    cut = word[: max(int(len(word) * room / width) - 2, 1)] + "…"
+    return cut, _measure(cut, size, family)
+
+
+def _measure(text: str, size: float, family: list[str]) -> float:
+    """Its width in points."""
     font = import_module("matplotlib.font_manager").FontProperties(family=family, size=size)
     ruler = import_module("matplotlib.textpath").text_to_path
     with quiet_glyphs():
-        width = float(ruler.get_text_width_height_descent(word, font, False)[0])
-        if width <= room or len(word) < 2:
-            return word, width
-        kept = max(int(len(word) * room / width) - 2, 1)
-        cut = word[:kept] + "…"
-        return cut, float(ruler.get_text_width_height_descent(cut, font, False)[0])
+        return float(ruler.get_text_width_height_descent(text, font, False)[0])
 
 
 def _largest(words: list[str], rows: int, numbered: bool, ax: matplotlib.axes.Axes, family: list[str]) -> _Lines:
@@ -236,30 +245,24 @@ def _largest(words: list[str], rows: int, numbered: bool, ax: matplotlib.axes.Ax
     return lines
 
 
-def _strip_figure(
-    points: float, titled: bool
-) -> tuple[matplotlib.figure.Figure, matplotlib.axes.Axes, matplotlib.axes.Axes]:
-    """A figure as tall as its text, with a slot for the colour bar beneath."""
-    side, head, foot = 0.1, 0.4 if titled else 0.1, 0.34
-    width, height = _STRIP_INCHES + 2 * side, points / 72 + head + foot
-    figure = new_figure(width, height)
-    axes = figure.add_axes((side / width, foot / height, _STRIP_INCHES / width, points / 72 / height))
-    slot = figure.add_axes((1 - (side + 1.6) / width, 0.2 / height, 1.6 / width, 0.07 / height))
-    return figure, axes, slot
-
-
 def _strips_figure(
-    heights: Sequence[float], titled: bool
+    blocks: Sequence[_Lines], heading: str, family: list[str], named: bool = False
 ) -> tuple[matplotlib.figure.Figure, list[matplotlib.axes.Axes], matplotlib.axes.Axes]:
-    """A figure with a slot for each text, as tall as it is, and one for the colour bar."""
-    side, head, foot, name = 0.1, 0.4 if titled else 0.1, 0.34, 0.24
-    width = _STRIP_INCHES + 2 * side
-    height = head + foot + sum(points / 72 + name for points in heights)
+    """A figure with a slot for each text, as tall and as wide as they are, and one for the colour bar beneath."""
+    side, foot, name = 0.1, 0.38, 0.24 if named else 0.0
+    titles = [_measure(line, 11.0, family) for line in heading.split("\n") if line]
+    head = 0.1 + 0.2 * len(titles)
+    points = max([block.right for block in blocks] + titles) / 72
+    inside = min(max(points, _BAR_INCHES), _STRIP_INCHES)
+    width = inside + 2 * side
+    height = head + foot + sum(block.height / 72 + name for block in blocks) + 0.08 * (len(blocks) - 1)
     figure, slots, top = new_figure(width, height), [], height - head
-    for points in heights:
-        top -= name + points / 72
-        slots.append(figure.add_axes((side / width, top / height, _STRIP_INCHES / width, points / 72 / height)))
-    bar = figure.add_axes((1 - (side + 1.6) / width, 0.2 / height, 1.6 / width, 0.07 / height))
+    for block in blocks:
+        block.width = 72 * inside
+        top -= name + block.height / 72
+        slots.append(figure.add_axes((side / width, top / height, inside / width, block.height / 72 / height)))
+        top -= 0.08
+    bar = figure.add_axes((1 - (side + _BAR_INCHES) / width, 0.2 / height, _BAR_INCHES / width, 0.07 / height))
     return figure, slots, bar
 
 

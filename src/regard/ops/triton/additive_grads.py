@@ -1,0 +1,316 @@
+r"""Additive attention, exactly, in float32: its gradients.
+
+With $P = e^{t - L}$, $x_{ij} = r_{ij}\, do_i \cdot v_j$, $D_i = \sum_j P_{ij} x_{ij}$ and $G_{ij} = P_{ij}(x_{ij} - D_i)$:
+
+$$da_{id} = w_d \sum_j G_{ij}\, \mathrm{act}'(z_{ijd}), \quad du_{jd} = w_d \sum_i G_{ij}\, \mathrm{act}'(z_{ijd}), \quad
+  dw_d = \sum_{ij} G_{ij}\, \mathrm{act}(z_{ijd}), \quad dv_j = \sum_i r_{ij} P_{ij}\, do_i, \quad db_{ij} = G_{ij}$$
+
+Where a single key was read, by a choice or from an empty window, the value of that key alone gets the gradient of the context.
+
+The rows of G sum to zero, and what is left of da and dw after that is small beside their terms. So $D_i$, which comes from a rounded context,
+is corrected by the row sums of G that the kernel of the keys finds, before the kernel of the queries uses it.
+
+No atomics: a program owns its rows, sums over programs are finished by the launcher. `skip` as in the forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.ops.triton.additive_tile import (
+    SHARED_RANGE,
+    SIZES,
+    Conditions,
+    Exact,
+    activate,
+    allowed,
+    arithmetic,
+    blocks,
+    largest,
+    mask_arguments,
+    queries,
+    scores,
+    two_slopes,
+)
+from regard.ops.triton.align import ALL, FLAT, gains, inside, log_gaussian, log_gaussian_slope, noise_of, span
+
+
+@triton.jit
+def _gradient_of_scores(s, do, v, ok, lse, delta, SEED, lead, i, n, start, position, rate, window, dropout,
+    NOISE: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """P, r P, P x and G of a tile of scores."""
+    if NOISE:
+        s += noise_of(SEED, lead, i, start, rate, BN)
+    if GAUSSIAN == 1:
+        s += log_gaussian(position[:, None], n[None, :], window)
+    ok = ok & (lse > float("-inf"))[:, None]
+    p = tl.where(ok, tl.exp(s - tl.where(lse > float("-inf"), lse, 0.0)[:, None]), 0.0)
+    x = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+    read = p
+    if DROP or GAUSSIAN == 2:
+        r = gains(
+            tl.full((BM, BN), 1.0, dtype=tl.float32), SEED, lead, i, start, position, n, dropout, window,
+            DROP, GAUSSIAN, BN,
+        )  # fmt: skip
+        x, read = x * r, p * r
+    return read, p * x, tl.where(ok, p * (x - delta[:, None]), 0.0)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def query_grad_kernel(
+    A, U, EA, EU, AMAX, UMAX, W, V, DO, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DA, DW, DBIAS, DPOSITION, SKIP,
+    sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, sbl, sbm, sbn, stl, std, stt,
+    slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query,
+    ACT: tl.constexpr, SHARE: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr, GUARDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, WANTED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a (D, Nq), the bias and the positions by rows that a program owns, and of w as one partial sum a program."""
+    if GUARDED:  # noqa: SIM102
+        if tl.load(SKIP) != 0:
+            return
+    lead = tl.program_id(1).to(tl.int64)
+    slot = tl.program_id(0) * BM + tl.arange(0, BM)
+    m_in = slot < NQ
+    m = queries(ORDER + lead * (spl > 0) * NQ, slot, m_in, ORDERED)
+    i = first_query + m
+    c = tl.arange(0, BV)
+    A += lead * sal
+    EA += lead * sal
+    U += lead * sul
+    EU += lead * sul
+    W += lead * swl
+    V += lead * svl
+    DO += lead * sgl
+    MASK += lead * sml
+    BIAS += lead * sbl
+    DA += lead * stl
+    DW += (lead * tl.num_programs(0) + tl.program_id(0)) * D
+    DBIAS += lead * NQ * N
+    offset = N - NQ
+    lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
+    delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
+    refined = delta
+    for k in range(0, tl.cdiv(N, BN)):
+        refined += tl.load(EXCESS + (lead * tl.cdiv(N, BN) + k) * NQ + m, mask=m_in, other=0.0)
+    do = tl.load(DO + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0)
+    do = do.to(tl.float32)
+    a_top = largest(AMAX + lead * NQ, m, m_in, SHARE)
+    begin, end = 0, N
+    if CAUSAL:
+        end = tl.minimum(N, tl.max(m, 0) + 1 + offset)
+    position = tl.zeros((BM,), dtype=tl.float32)
+    moved = tl.zeros((BM,), dtype=tl.float32)
+    if LOCAL:
+        position = tl.load(POSITION + lead * spl + m, mask=m_in, other=0.0)
+        begin, end = span(position, m_in, window, end, BN)
+    for start in range(begin, end, BN):
+        n = start + tl.arange(0, BN)
+        n_in = n < N
+        ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
+        if LOCAL:
+            ok = ok & inside(position[:, None], n[None, :], window)
+        seen = 1
+        if HAS_MASK or LOCAL:
+            seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
+        if seen > 0:
+            shared = a_top + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
+            s = scores(
+                A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
+                ACT, SHARE, HAS_BIAS, FAST, BM, BN,
+            )  # fmt: skip
+            v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
+            read, px, g = _gradient_of_scores(
+                s, do, v.to(tl.float32), ok, lse, refined, SEED, lead, i, n, start, position, rate, window, dropout,
+                NOISE, GAUSSIAN, DROP, PRECISION, BM, BN,
+            )  # fmt: skip
+            if GAUSSIAN != 0:
+                moving = g if GAUSSIAN == 1 else px
+                moved += tl.sum(moving * log_gaussian_slope(position[:, None], n[None, :], window), 1)
+            if WANTED:
+                tl.store(DBIAS + m[:, None].to(tl.int64) * N + n[None, :], g, mask=m_in[:, None] & n_in[None, :])
+            if SHARE and shared:
+                gain = 4.0 if ACT == 0 else 1.0
+                back = 2.0 if ACT == 0 else 1.0
+                for d in range(0, D, 2):
+                    w1, w2 = tl.load(W + d), tl.load(W + d + 1)
+                    r1, r2 = two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST)
+                    g1, g2 = g * r1, g * r2
+                    at1, at2 = DA + d * std + m * stt, DA + (d + 1) * std + m * stt
+                    tl.store(at1, tl.load(at1, mask=m_in) + gain * w1 * tl.sum(g1 - g1 * r1, 1), mask=m_in)
+                    tl.store(at2, tl.load(at2, mask=m_in) + gain * w2 * tl.sum(g2 - g2 * r2, 1), mask=m_in)
+                    tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g - back * g1, 1), 0))
+                    tl.store(DW + d + 1, tl.load(DW + d + 1) + tl.sum(tl.sum(g - back * g2, 1), 0))
+            else:
+                for d in range(0, D):
+                    w = tl.load(W + d)
+                    a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
+                    u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
+                    h, t = activate(a[:, None] + u[None, :], ACT, slope)
+                    at = DA + d * std + m * stt
+                    tl.store(at, tl.load(at, mask=m_in) + w * tl.sum(g * t, 1), mask=m_in)
+                    tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g * h, 1), 0))
+    if GAUSSIAN != 0:
+        if GAUSSIAN == 2:
+            # An empty window reads the nearest key with the Gaussian alone for a weight: its x is do · o.
+            pick = tl.load(PICK + lead * NQ + m, mask=m_in, other=-1)
+            moved += tl.where(pick >= 0, delta * log_gaussian_slope(position, pick, window), 0.0)
+        tl.store(DPOSITION + lead * NQ + m, moved, mask=m_in)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def key_grad_kernel(
+    A, U, EA, EU, AMAX, UMAX, W, V, DO, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DU, DV_OUT, SKIP,
+    sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, sbl, sbm, sbn, stl, std, stt,
+    slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query,
+    ACT: tl.constexpr, SHARE: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr, GUARDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Gradients of u (D, N) and v (N, d_v) by keys that a program owns."""
+    if GUARDED:  # noqa: SIM102
+        if tl.load(SKIP) != 0:
+            return
+    lead = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BN
+    n = first + tl.arange(0, BN)
+    n_in = n < N
+    c = tl.arange(0, BV)
+    A += lead * sal
+    EA += lead * sal
+    U += lead * sul
+    EU += lead * sul
+    W += lead * swl
+    V += lead * svl
+    DO += lead * sgl
+    MASK += lead * sml
+    BIAS += lead * sbl
+    DU += lead * stl
+    offset = N - NQ
+    u_top = largest(UMAX + lead * N, n, n_in, SHARE)
+    v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
+    v = v.to(tl.float32)
+    dv = tl.zeros((BN, BV), dtype=tl.float32)
+    begin = 0
+    if CAUSAL and not ORDERED:
+        begin = tl.maximum(0, (first - offset) // BM * BM)
+    for start in range(begin, NQ, BM):
+        slot = start + tl.arange(0, BM)
+        m_in = slot < NQ
+        m = queries(ORDER + lead * (spl > 0) * NQ, slot, m_in, ORDERED)
+        i = first_query + m
+        position = tl.zeros((BM,), dtype=tl.float32)
+        pick = tl.full((BM,), -1, dtype=tl.int32)
+        seen = 1
+        if CHOICE != 0 or LOCAL:
+            pick = tl.load(PICK + lead * NQ + m, mask=m_in, other=-1)
+        if LOCAL:
+            position = tl.load(POSITION + lead * spl + m, mask=m_in, other=0.0)
+            # Whether a window reaches these keys, before anything is done for each pair.
+            reaches = (tl.ceil(position - window) < first + BN) & (tl.floor(position + window) >= first)
+            reads = (pick >= first) & (pick < first + BN)
+            seen = tl.max((m_in & (reaches | reads)).to(tl.int32), 0)
+        elif HAS_MASK:
+            ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
+            seen = tl.max(tl.max((ok | (pick[:, None] == n[None, :])).to(tl.int32), 1), 0)
+        if seen > 0:
+            ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
+            if LOCAL:
+                ok = ok & inside(position[:, None], n[None, :], window)
+            hit = m_in[:, None] & (pick[:, None] == n[None, :])
+            do = tl.load(DO + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0)
+            do = do.to(tl.float32)
+            read = tl.where(hit, 1.0, 0.0)
+            if CHOICE == 0 or LEARNS:
+                lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
+                delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
+                shared = largest(AMAX + lead * NQ, m, m_in, SHARE) + u_top <= SHARED_RANGE
+                s = scores(
+                    A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
+                    ACT, SHARE, HAS_BIAS, FAST, BM, BN,
+                )  # fmt: skip
+                soft, px, g = _gradient_of_scores(
+                    s, do, v, ok, lse, delta, SEED, lead, i, n, first, position, rate, window, dropout,
+                    NOISE, GAUSSIAN, DROP, PRECISION, BM, BN,
+                )  # fmt: skip
+                tl.store(EXCESS + (lead * tl.num_programs(0) + tl.program_id(0)) * NQ + m, tl.sum(g, 1), mask=m_in)
+                if SHARE and shared:
+                    gain = 4.0 if ACT == 0 else 1.0
+                    for d in range(0, D, 2):
+                        w1, w2 = tl.load(W + d), tl.load(W + d + 1)
+                        r1, r2 = two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST)
+                        at1, at2 = DU + d * std + n * stt, DU + (d + 1) * std + n * stt
+                        t1, t2 = g * (r1 - r1 * r1), g * (r2 - r2 * r2)
+                        tl.store(at1, tl.load(at1, mask=n_in) + gain * w1 * tl.sum(t1, 0), mask=n_in)
+                        tl.store(at2, tl.load(at2, mask=n_in) + gain * w2 * tl.sum(t2, 0), mask=n_in)
+                else:
+                    for d in range(0, D):
+                        w = tl.load(W + d)
+                        a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
+                        u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
+                        h, t = activate(a[:, None] + u[None, :], ACT, slope)
+                        at = DU + d * std + n * stt
+                        tl.store(at, tl.load(at, mask=n_in) + w * tl.sum(g * t, 0), mask=n_in)
+            if CHOICE == 0 and not LOCAL:
+                read = soft
+            else:
+                if DROP or GAUSSIAN == 2:
+                    read = gains(read, SEED, lead, i, first, position, n, dropout, window, DROP, GAUSSIAN, BN)
+                if CHOICE == 0:
+                    read += soft
+            dv = tl.dot(tl.trans(read), do, dv, input_precision=PRECISION)
+    columns = n_in[:, None] & (c[None, :] < DV)
+    tl.store(DV_OUT + (lead * N + n[:, None]) * DV + c[None, :], dv.to(DV_OUT.dtype.element_ty), mask=columns)
+
+
+def backward(
+    x: Exact,
+    v: Tensor,
+    given: Conditions,
+    lse: Tensor,
+    pick: Tensor,
+    do: Tensor,
+    delta: Tensor,
+    skip: Tensor | None,
+    into: tuple[Tensor, Tensor, Tensor],
+    wants_bias: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Add to the gradients of a and u, and write that of v, unless `skip` is nonzero.
+
+    Gives those of w (L, D), of the bias (L, Nq, N) and of the positions (L, Nq), where there are any.
+    The first two of `into` have the shape of a and u, in float32, with as many hidden units as the operands; the third is
+    contiguous.
+    """
+    length, dv = x.a.shape[0], v.shape[-1]
+    align = given.align
+    mask, sml, smm, smn = mask_arguments(given.mask, x.w)
+    bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
+    tile = blocks(dv, True, given.is_plain)
+    da, du, dvalue = into
+    grid_q, grid_k = triton.cdiv(x.nq, tile["BM"]), triton.cdiv(x.n, tile["BN"])
+    width = x.w.shape[-1]
+    dw = torch.zeros(length, grid_q, width, device=v.device)
+    dbias = torch.zeros(length, x.nq, x.n, device=v.device) if wants_bias else None
+    dposition = None if align.gaussian == FLAT else torch.zeros(length, x.nq, device=v.device)
+    order = align.order()
+    excess = torch.zeros(length, grid_k, x.nq, device=v.device)
+    flags = {"ACT": x.code, "SHARE": x.share, **given.flags(), **arithmetic(v), "GUARDED": skip is not None}
+    rows = (da, dw, dw if dbias is None else dbias, dw if dposition is None else dposition)
+    launches: list[tuple[Any, int, tuple[Tensor, ...], Tensor, dict[str, bool]]] = [
+        (key_grad_kernel, grid_k, (du, dvalue), du, {})
+    ]
+    if align.choice == ALL or align.learns:
+        launches.append((query_grad_kernel, grid_q, rows, da, {"WANTED": wants_bias}))
+    for kernel, grid, results, target, more in launches:
+        kernel[(grid, length)](
+            *x.operands(), v, do, mask, bias, lse, delta, excess, pick, x.w if order is None else order, *results, x.w if skip is None else skip,
+            *x.strides(), *v.stride(), *do.stride(), sml, smm, smn, sbl, sbm, sbn, *(target.stride(k) for k in (0, 2, 1)),
+            x.slope, x.nq, x.n, width, dv, *align.arguments(x.w), **flags, **more, **tile,
+        )  # fmt: skip
+    return dw.sum(1)[:, : x.width], dbias, dposition

@@ -1,0 +1,287 @@
+r"""Scores of a tile of additive attention, exactly, in float32: one activation per hidden unit and pair.
+
+$$s_{ij} = \sum_d w_d\, \mathrm{act}(a_{id} + u_{jd}) + b_{ij}$$
+
+For tanh, $\tanh(a+u) = 1 - 2r$ with $r = 1/(1 + e^{2a} e^{2u})$: the exponentials are per token, and two hidden units share a
+reciprocal, $w_1/x_1 + w_2/x_2 = (w_1 x_2 + w_2 x_1)/(x_1 x_2)$. A tile in which that could overflow computes each pair's own
+exponential instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.ops.triton.align import Align
+
+# act codes
+TANH, SIGMOID, RELU, LEAKY, GELU, IDENTITY = range(6)
+CODES = {"tanh": TANH, "sigmoid": SIGMOID, "relu": RELU, "leaky_relu": LEAKY, "gelu": GELU, "identity": IDENTITY}
+
+# Arguments whose values make no quicker code: a sequence of another length is not worth another compilation.
+SIZES = ("NQ", "N", "D", "DV", "sml", "smm", "sbl", "sbm", "spl", "first_query")
+
+# Two reciprocals are shared while |a| + |u| stays below this: (1 + e^42)^2 is still a float32.
+SHARED_RANGE = tl.constexpr(21.0)
+
+
+@triton.jit
+def _reciprocal(x, FAST: tl.constexpr):
+    """1/x by the special-function unit, within one unit in the last place; the interpreter divides."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 1.0 / x
+
+
+@triton.jit
+def activate(z, ACT: tl.constexpr, slope):
+    """Value and derivative."""
+    if ACT == 0:
+        # From e^-2|z|, so that neither saturated side loses its derivative to cancellation.
+        e = tl.exp(-2.0 * tl.abs(z))
+        h = (1.0 - e) / (1.0 + e)
+        h = tl.where(z < 0, -h, h)
+        g = 4.0 * e / ((1.0 + e) * (1.0 + e))
+    elif ACT == 1:
+        e = tl.exp(-tl.abs(z))
+        h = tl.where(z < 0, e, 1.0) / (1.0 + e)
+        g = e / ((1.0 + e) * (1.0 + e))
+    elif ACT == 2:
+        h = tl.where(z < 0, 0.0, z)
+        g = tl.where(z > 0, 1.0, 0.0)
+    elif ACT == 3:
+        h = tl.where(z > 0, z, slope * z)
+        g = tl.where(z > 0, 1.0, slope)
+    elif ACT == 4:
+        cdf = 0.5 * (1.0 + tl.erf(z * 0.7071067811865476))
+        h = z * cdf
+        g = cdf + z * tl.exp(-0.5 * z * z) * 0.3989422804014327
+    else:
+        h = z
+        g = z * 0.0 + 1.0
+    return h, g
+
+
+@triton.jit
+def _sum_of_units(
+    A,
+    U,
+    W,
+    m,
+    n,
+    m_in,
+    n_in,
+    sad,
+    sam,
+    sud,
+    sun,
+    shared: tl.constexpr,
+    slope,
+    D,
+    ACT: tl.constexpr,
+    FAST: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Scores of a tile. For tanh and sigmoid A and U hold exponentials while `shared`, raw sums otherwise."""
+    s = tl.zeros((BM, BN), dtype=tl.float32)
+    if shared:
+        total = 0.0
+        for d in range(0, D, 2):
+            w1, w2 = tl.load(W + d), tl.load(W + d + 1)
+            a1 = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0)
+            a2 = tl.load(A + (d + 1) * sad + m * sam, mask=m_in, other=0.0)
+            u1 = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0)
+            u2 = tl.load(U + (d + 1) * sud + n * sun, mask=n_in, other=0.0)
+            x1 = 1.0 + a1[:, None] * u1[None, :]
+            x2 = 1.0 + a2[:, None] * u2[None, :]
+            s += (w1 * x2 + w2 * x1) * _reciprocal(x1 * x2, FAST)
+            total += w1 + w2
+        s = total - (2.0 if ACT == 0 else 1.0) * s
+    else:
+        for d in range(0, D):
+            w = tl.load(W + d)
+            a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
+            u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
+            h, g = activate(a[:, None] + u[None, :], ACT, slope)
+            s += w * h
+    return s
+
+
+@triton.jit
+def largest(TOP, at, inside, SHARE: tl.constexpr):
+    """The largest magnitude in a block of tokens, where reciprocals may be shared at all."""
+    if SHARE:
+        return tl.max(tl.load(TOP + at, mask=inside, other=0.0), 0)
+    return 0.0
+
+
+@triton.jit
+def scores(
+    A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
+    ACT: tl.constexpr, SHARE: tl.constexpr, HAS_BIAS: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile, bias included."""
+    if SHARE and shared:
+        s = _sum_of_units(EA, EU, W, m, n, m_in, n_in, sad, sam, sud, sun, True, slope, D, ACT, FAST, BM, BN)
+    else:
+        s = _sum_of_units(A, U, W, m, n, m_in, n_in, sad, sam, sud, sun, False, slope, D, ACT, FAST, BM, BN)
+    if HAS_BIAS:
+        s += tl.load(BIAS + m[:, None] * sbm + n[None, :] * sbn, mask=m_in[:, None] & n_in[None, :], other=0.0)
+    return s
+
+
+@triton.jit
+def allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr):
+    ok = m_in[:, None] & n_in[None, :]
+    if CAUSAL:
+        ok = ok & (n[None, :] <= m[:, None] + offset)
+    if HAS_MASK:
+        ok = ok & (tl.load(MASK + m[:, None] * smm + n[None, :] * smn, mask=ok, other=0) != 0)
+    return ok
+
+
+@triton.jit
+def queries(ORDER, slot, inside, ORDERED: tl.constexpr):
+    """The queries in some places of the order they are taken in."""
+    if ORDERED:
+        return tl.load(ORDER + slot, mask=inside, other=0)
+    return slot
+
+
+@triton.jit
+def two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST: tl.constexpr):
+    """Reciprocals of two hidden units from one division."""
+    a1 = tl.load(EA + d * sad + m * sam, mask=m_in, other=0.0)
+    a2 = tl.load(EA + (d + 1) * sad + m * sam, mask=m_in, other=0.0)
+    u1 = tl.load(EU + d * sud + n * sun, mask=n_in, other=0.0)
+    u2 = tl.load(EU + (d + 1) * sud + n * sun, mask=n_in, other=0.0)
+    x1 = 1.0 + a1[:, None] * u1[None, :]
+    x2 = 1.0 + a2[:, None] * u2[None, :]
+    inverse = _reciprocal(x1 * x2, FAST)
+    return x2 * inverse, x1 * inverse
+
+
+@triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "rate"))
+def layout_kernel(
+    A, U, TA, TU, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, rate,
+    SHARE: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Some tokens of either side, hidden unit first, in float32; their exponentials, and the largest magnitude of each token."""
+    block, lead = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    split = tl.cdiv(NQ, BR)
+    X, T, E, TOP, count = A, TA, EA, ATOP, NQ
+    if block >= split:
+        X, T, E, TOP, count, block = U, TU, EU, UTOP, N, block - split
+    r = block * BR + tl.arange(0, BR)
+    d = tl.arange(0, BD)
+    inside = (r[:, None] < count) & (d[None, :] < D)
+    x = tl.load(X + (lead * count + r[:, None]) * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    at = (lead * WIDE + d[None, :]) * count + r[:, None]
+    inside = (r[:, None] < count) & (d[None, :] < WIDE)
+    tl.store(T + at, x, mask=inside)
+    if SHARE:
+        tl.store(E + at, tl.exp(x * rate), mask=inside)
+        # As bits NaN is the largest.
+        top = tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
+        tl.store(TOP + lead * count + r, top, mask=r < count)
+
+
+class Exact:
+    """Operands of one call, (L, N, D) and w (L or 1, D).
+
+    `prepare` lays them out for speed: hidden unit first, so that a tile reads contiguous tokens, with the exponentials that
+    share reciprocals. Without it they are read as they are, for a fallback that should cost nothing when it is not taken.
+    """
+
+    def __init__(self, a: Tensor, u: Tensor, w: Tensor, act: str, prepare: bool) -> None:
+        name, _, parameter = act.partition(":")
+        self.code, self.slope = CODES[name], float(parameter or 0.2) if name == "leaky_relu" else 0.0
+        self.width, self.nq, self.n = a.shape[-1], a.shape[1], u.shape[1]
+        self.share = prepare and self.code in (TANH, SIGMOID)
+        pad = self.width % 2 if prepare else 0
+        self.a, self.u = a, u
+        self.w = torch.nn.functional.pad(w.float(), (0, pad)) if pad else w.float().contiguous()
+        self.ea, self.eu, self.a_top, self.u_top = a, u, a, u
+        if prepare:
+            self._lay_out(a, u, self.width + pad)
+
+    def _lay_out(self, a: Tensor, u: Tensor, wide: int) -> None:
+        length, block = a.shape[0], 32
+        self.a, self.u = (torch.empty(length, wide, x.shape[1], device=a.device).mT for x in (a, u))
+        self.ea, self.eu = (torch.empty_like(x) if self.share else x for x in (self.a, self.u))
+        if self.share:
+            self.a_top, self.u_top = (torch.empty(length, x.shape[1], device=a.device) for x in (a, u))
+        layout_kernel[(triton.cdiv(self.nq, block) + triton.cdiv(self.n, block), length)](
+            a.contiguous(), u.contiguous(), self.a, self.u, self.ea, self.eu, self.a_top, self.u_top,
+            self.nq, self.n, self.width, wide, 2.0 if self.code == TANH else 1.0,
+            SHARE=self.share, BR=block, BD=triton.next_power_of_2(wide),
+        )  # fmt: skip
+
+    def operands(self) -> tuple[Tensor, ...]:
+        return self.a, self.u, self.ea, self.eu, self.a_top, self.u_top, self.w
+
+    def strides(self) -> tuple[int, ...]:
+        """Leading, hidden and token strides of a and u, leading stride of w."""
+        return (
+            *(x.stride(k) for x in (self.a, self.u) for k in (0, 2, 1)),
+            self.w.stride(0) if self.w.shape[0] > 1 else 0,
+        )
+
+
+def mask_arguments(mask: Tensor | None, like: Tensor) -> tuple[Tensor, int, int, int]:
+    """A mask (L or 1, Nq or 1, N or 1) of bytes with strides of 0 where it broadcasts."""
+    if mask is None:
+        return like, 0, 0, 0
+    strides = [stride if size > 1 else 0 for stride, size in zip(mask.stride(), mask.shape, strict=True)]
+    return mask, strides[0], strides[1], strides[2]
+
+
+def blocks(dv: int, backward: bool, plain: bool) -> dict[str, int]:
+    """Tile sizes and warps.
+
+    Three tf32 passes hold every operand of a product twice, as what a tf32 can hold and as the rest. With values of 128 columns a second
+    stage of them no longer fits into the shared memory of a processor (227 KiB on Hopper), with 256 not even half as many keys. What an
+    alignment adds to a tile takes registers: half as many keys then.
+    """
+    wide = max(16, triton.next_power_of_2(dv))
+    m, n, warps = 64, 64 if backward or not plain else 128, 4
+    if wide > 128:
+        n, warps = 32 if backward else 64, 8
+    return {"BM": m, "BN": n, "BV": wide, "num_warps": warps, "num_stages": 2 if wide <= 64 else 1}
+
+
+def arithmetic(on: Tensor) -> dict[str, object]:
+    """What only the device has: three tf32 passes, float32-exact on tensor cores, and the fast reciprocal."""
+    device = on.device.type == "cuda"
+    return {"PRECISION": "tf32x3" if device else "ieee", "FAST": device}
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What decides the weights beside the scores."""
+
+    mask: Tensor | None = None  # bytes (L or 1, Nq or 1, N or 1)
+    bias: Tensor | None = None  # float32, (L or 1, Nq or 1, N or 1)
+    causal: bool = False  # the last query is aligned with the last key
+    align: Align = field(default_factory=Align)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a softmax over the allowed keys is all there is."""
+        return self.bias is None and self.align.is_plain
+
+    def flags(self) -> dict[str, bool | int]:
+        return {
+            "ORDERED": self.align.scattered,
+            "CAUSAL": self.causal,
+            "HAS_MASK": self.mask is not None,
+            "HAS_BIAS": self.bias is not None,
+            **self.align.flags(),
+        }

@@ -1,0 +1,126 @@
+"""Multi-dimensional additive attention as one registered operator, with a matrix behind the hidden layer or without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.ops.triton import multi_product, multi_units
+from regard.ops.triton.activate import supports
+from regard.ops.triton.align import ALL, FLAT, Align
+from regard.ops.triton.multi_parts import Operands
+
+__all__ = ["supports"]
+
+_CALL = (
+    "Tensor a, Tensor u, Tensor w, Tensor v, Tensor? mask, bool causal, str act, "
+    "Tensor? seed, Tensor? position, float[] numbers, int[] kinds"
+)
+_library = torch.library.Library("regard", "FRAGMENT")
+_library.define(f"multi_attend({_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    f"multi_attend_backward(Tensor grad, Tensor lse, Tensor soft, Tensor pick, Tensor reach, {_CALL}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _operands(
+    a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, causal: bool, act: str,
+    seed: Tensor | None, position: Tensor | None, numbers: list[float], kinds: list[int],
+) -> Operands:  # fmt: skip
+    """Of a (L, Nq, D), u (L, N, D), v (L, N, F); w (L or 1, D, F), or (L or 1, F) where the hidden units are the features.
+
+    Mask bytes (L or 1, Nq or 1, N or 1); causal aligns the last query with the last key. Of `"tanh:c"` w has the factor c.
+    """
+    return Operands(a, u, w, v, mask, causal, act, Align.unflat(seed, position, numbers, kinds))
+
+
+def _results(x: Operands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Contexts (L, Nq, F); log-sum-exp, softmax context and index of a choice, each empty where the backward needs none."""
+    shape, none = (x.lead, x.sizes[0], x.sizes[3]), (0,)
+    chooses = x.align.choice != ALL
+    return (
+        x.a.new_empty(shape, dtype=torch.float32),
+        x.a.new_empty(shape if x.learns else none, dtype=torch.float32),
+        x.a.new_empty(shape if chooses and x.learns else none, dtype=torch.float32),
+        x.a.new_empty(shape if chooses else none, dtype=torch.int32),
+    )
+
+
+def _forward(*call: object) -> Five:
+    x = _operands(*call)  # type: ignore[arg-type]
+    results, reach = _results(x), x.reach()
+    kernels = multi_product if x.w.dim() == 3 else multi_units
+    kernels.forward(x, reach, *results)
+    return *results, reach
+
+
+def _forward_fake(*call: object) -> Five:
+    x = _operands(*call)  # type: ignore[arg-type]
+    reach = (0,) if x.align.position is None else (2, x.lead, x.sizes[0])
+    return *_results(x), x.a.new_empty(reach, dtype=torch.int32)
+
+
+def _gradients(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object) -> Five:
+    """Gradients of a, u, w, v and the positions, in their dtypes."""
+    x = _operands(*call)  # type: ignore[arg-type]
+    kernels = multi_product if x.w.dim() == 3 else multi_units
+    *found, by_position = kernels.backward(x, reach, grad.contiguous(), lse, soft, pick)
+    da, du, dw, dv = (g.to(like.dtype) for g, like in zip(found, (x.a, x.u, x.w, x.v), strict=True))
+    position = x.align.position
+    if position is None or x.align.gaussian == FLAT:
+        return da, du, dw, dv, grad.new_zeros(0 if position is None else position.shape)
+    return da, du, dw, dv, by_position if position.shape[0] > 1 else by_position.sum(0, keepdim=True)
+
+
+def _gradients_fake(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object) -> Five:
+    x = _operands(*call)  # type: ignore[arg-type]
+    da, du, dw, dv = (torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in (x.a, x.u, x.w, x.v))
+    position = x.align.position
+    return da, du, dw, dv, grad.new_empty(0 if position is None else position.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[object, ...], output: Five) -> None:
+    a, u, w, v, mask, ctx.causal, ctx.act, seed, position, ctx.numbers, ctx.kinds = inputs
+    out, lse, soft, pick, reach = output
+    ctx.mark_non_differentiable(lse, soft, pick, reach)
+    ctx.save_for_backward(a, u, w, v, mask, seed, position, lse, soft if soft.numel() else out, pick, reach)
+
+
+def _backward(ctx: Any, do: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    a, u, w, v, mask, seed, position, *kept = ctx.saved_tensors
+    da, du, dw, dv, by_position = torch.ops.regard.multi_attend_backward(
+        do,
+        *kept,
+        a,
+        u,
+        w,
+        v,
+        mask,
+        ctx.causal,
+        ctx.act,
+        seed,
+        position,
+        ctx.numbers,
+        ctx.kinds,
+    )
+    return da, du, dw, dv, None, None, None, None, None if position is None else by_position, None, None
+
+
+def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
+    raise NotImplementedError(
+        "second derivatives of multi-dimensional attention are not available in the fused execution. "
+        "Fix: use impl='dense', or run the forward inside regard.execution('dense')."
+    )
+
+
+_library.impl("multi_attend", _forward, "CompositeExplicitAutograd")
+_library.impl("multi_attend_backward", _gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("regard::multi_attend", _forward_fake, lib=_library)
+torch.library.register_fake("regard::multi_attend_backward", _gradients_fake, lib=_library)
+torch.library.register_autograd("regard::multi_attend", _backward, setup_context=_remember, lib=_library)
+torch.library.register_autograd("regard::multi_attend_backward", _no_double_backward, lib=_library)
