@@ -10,8 +10,9 @@ import torch
 
 pytest.importorskip("lightning")
 
+from regard.recipes import run
 from regard.recipes.points import RECIPE, Points
-from regard.recipes.points.task import TASKS
+from regard.recipes.points.task import TASKS, _pointed
 from regard.recipes.points.tours import length, shortest_tour
 from regard.recipes.recipe import configured
 from tests.recipes.checks import assert_learns, assert_no_split_shares, assert_reaches
@@ -110,3 +111,22 @@ def test_what_cannot_be_is_refused() -> None:
     for text in ("", "0.1 0.2 0.3", "a b c d e f", "0 0 1 1"):
         with pytest.raises(ValueError, match="coordinates of three points"):
             configured("points", {"task": "hull"}).parse(text)
+
+
+@pytest.mark.parametrize("attention", ["pointer", "multi-head"])
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_leaves_a_figure(tmp_path: Path, task: str, attention: str) -> None:
+    found = run("points", out=tmp_path, progress=False, task=task, attention=attention, steps=1, **SMALL)
+    assert "</svg>" in (found.folder / "attention.svg").read_text()
+
+
+def test_edges_of_the_figure() -> None:
+    weights = torch.tensor([[1.0, 0, 0, 0, 0], [0, 0.9, 0.01, 0.09, 0], [0, 0, 0.5, 0, 0.5], [0.3, 0, 0, 0.0, 0.7]])
+    # The hull 0, 1, 2 of four points: from 0 and 1 to the next, and from 2 back to where it began.
+    ends, heavy, gold = _pointed(weights, [0, 1, 2], 4)
+    assert ends.T.tolist() == [[0, 1], [0, 3], [1, 2], [1, 0], [2, 0], [2, 0]]
+    torch.testing.assert_close(heavy, torch.tensor([0.9, 0.09, 0.5, 0.5, 0.3, 0.7]))
+    assert gold == [0, 2, 5]
+    # A tour ends where no point is left; what is right is drawn however light it is.
+    ends, heavy, gold = _pointed(torch.tensor([[1.0, 0, 0], [0, 0, 1.0], [0, 1.0, 0]]), [0, 1, 2], 3)
+    assert (ends.T.tolist(), gold) == ([[0, 1], [0, 2], [1, 1], [1, 2]], [0, 3])

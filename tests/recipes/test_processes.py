@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,43 @@ def test_two_processes_are_one_on_the_same_batch(tmp_path: Path) -> None:
             second[name], weight, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
     assert shared.keys() == metrics.keys()
+
+
+def told(path: Path) -> bytes:
+    """What Linux says of a process; nothing of one that has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_no_process_stays_behind_when_the_first_is_killed_at_once(tmp_path: Path) -> None:
+    settings = [f"--set={key}={value}" for key, value in {**SMALL, "steps": 100_000, "patience": 100_000}.items()]
+    more = ["--out", str(tmp_path), "--json", "--devices", "2", "--strategy", "ddp"]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "regard", "run", "translate", *settings, *more],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    left: list[Path] = []
+    try:
+        deadline = time.monotonic() + 120
+        while not left and first.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+            children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+            left = [Path("/proc", k) for k in children if b"\0LOCAL_RANK=1\0" in told(Path("/proc", k, "environ"))]
+    finally:
+        first.kill()
+        first.wait()
+    assert left, "it was killed before it started another"
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = [process for process in left if told(process / "cmdline")]
+    for process in left:
+        os.kill(int(process.name), signal.SIGKILL)
+    assert not left
 
 
 def sharded(rank: int, folder: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from regard._errors import refusal
 from regard.cli._output import refuse
 
 
@@ -49,14 +51,49 @@ def predict(
     texts: Annotated[list[str] | None, typer.Argument(help="Inputs; lines of standard input without any.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Answer inputs of your own, one a line."""
+    """Answer inputs of your own, one a line; a class has its probability beside it.
+
+    An empty line of standard input is answered by an empty one, so that answers stay on the lines of their inputs; in JSON it is left
+    out, and every answer names its line.
+    """
+    from regard.recipes.classification import Classification
     from regard.recipes.runs import Run
 
     try:
         found = Run.at(run)
         task, model = found.recipe(), found.model()
-        for text in texts or (line.rstrip("\n") for line in sys.stdin):
-            (answer,) = task.judge(model, [task.parse(text)]).answers
-            typer.echo(json.dumps({"input": text, "answer": answer}, ensure_ascii=False) if as_json else str(answer))
+        for line, text in _asked(texts):
+            if line is not None and not text.strip():
+                if not as_json:
+                    typer.echo("")
+                continue
+            try:
+                example = task.parse(text)
+            except ValueError as error:
+                raise error if line is None else ValueError(f"line {line}: {error}") from error
+            (answer,) = task.judge(model, [example]).answers
+            likely = task.probabilities(model, example) if isinstance(task, Classification) else {}
+            typer.echo(_object(line, text, answer, likely) if as_json else _plain(answer, likely))
     except (ValueError, ImportError, OSError) as error:
         refuse(error)
+
+
+def _asked(texts: Sequence[str] | None) -> Iterator[tuple[int | None, str]]:
+    """Inputs; those of standard input with the numbers of their lines."""
+    for text in texts or ():
+        yield None, text
+    for number, line in enumerate(() if texts else sys.stdin.buffer, 1):
+        try:
+            yield number, line.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"line {number}: {refusal('text', str(error), 'UTF-8')}") from error
+
+
+def _object(line: int | None, text: str, answer: Any, likely: dict[str, float]) -> str:
+    place = {} if line is None else {"line": line}
+    more = {"probabilities": likely} if likely else {}
+    return json.dumps({**place, "input": text, "answer": answer, **more}, ensure_ascii=False)
+
+
+def _plain(answer: Any, likely: dict[str, float]) -> str:
+    return f"{answer}\t{likely[answer]:.4f}" if likely else str(answer)

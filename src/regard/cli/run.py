@@ -12,6 +12,9 @@ import typer
 
 from regard.cli._output import refuse
 
+# Tells the processes that the first one starts which that was.
+_FIRST = "REGARD_FIRST_PROCESS"
+
 
 def run(  # noqa: PLR0913 - one argument an option
     recipe: Annotated[str | None, typer.Argument(help="A recipe, such as dates.")] = None,
@@ -37,7 +40,14 @@ def run(  # noqa: PLR0913 - one argument an option
     from regard.recipes.runs import RUN, Run
 
     rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if rank:
+    if not rank:
+        os.environ[_FIRST] = str(os.getpid())
+    else:
+        from regard.recipes.sweep import end_with_parent
+
+        # Without the first process this one would wait for it in vain.
+        if _FIRST in os.environ:
+            end_with_parent(int(os.environ[_FIRST]))
         # One of the processes that the first one started; only that one knew the command.
         resume, config, settings = Path(os.environ.get(RUN, "")), None, None
     folder = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,9 +42,10 @@ def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.M
         parts |= {key: given.pop(key) for key in ("score", "align") if key in given}
         if name == "multi-dimensional":
             given.setdefault("features", widths.get("value_dim", widths["key_dim"]))
-        known = set()
-        for part, category in (("score", "general/scoring"), ("align", "general/alignment")):
-            known |= set(catalog.arguments(catalog.find(parts[part], category, f"attention.{part}")))
+        known = _arguments_of(parts)
+        for key in given:
+            if key not in known:
+                raise ValueError(_unknown(name, key, given[key], {"score", "align", *known}))
         # Heads are axes of a score's inputs, which these are not: mechanisms that have heads make them.
         offered = {key: value for key, value in widths.items() if key in known and key != "heads"}
         return Attention(**parts, **{**_defaults(parts["align"]), **offered, **given})
@@ -62,9 +63,7 @@ def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.M
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in given:
         if key not in parameters and not takes_rest:
-            raise ValueError(
-                refusal(f"attention.{key}", repr(given[key]), f"an argument of {name}", nearest(key, parameters))
-            )
+            raise ValueError(_unknown(name, key, given[key], parameters))
     offered = {key: value for key, value in widths.items() if key in parameters}
     named = [
         k for k, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -73,8 +72,32 @@ def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.M
     if missing:
         needs = ", ".join(f"--set attention.{key}=…" for key in missing)
         raise ValueError(refusal("attention", repr(name), f"also {', '.join(missing)}", f"Fix: {needs}."))
-    made: nn.Module = entry.cls(**{**offered, **given})
+    try:
+        made: nn.Module = entry.cls(**{**offered, **given})
+    except TypeError as error:
+        # Where a mechanism hands the rest on to its parts, they say what none of them takes.
+        refused = next((key for key in given if key not in parameters and str(error).startswith(f"{key}: got ")), None)
+        if refused is None:
+            raise
+        own = {key for key, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+        chosen = {part: given.get(part, parameters[part].default) for part in ("score", "align") if part in parameters}
+        raise ValueError(_unknown(name, refused, given[refused], own | _arguments_of(chosen))) from error
     return made
+
+
+def _arguments_of(parts: Mapping[str, Any]) -> set[str]:
+    """What an attention takes whose score and alignment have these names; those that have none are as they are."""
+    known = {"dropout", "impl"}
+    for part, category in (("score", "general/scoring"), ("align", "general/alignment")):
+        if isinstance(parts.get(part), str):
+            known |= set(catalog.arguments(catalog.find(parts[part], category, f"attention.{part}")))
+    return known
+
+
+def _unknown(name: str, key: str, value: Any, known: Iterable[str]) -> str:
+    # Widths are the recipe's to give.
+    options = set(known) - {"query_dim", "key_dim", "value_dim", "dim"}
+    return refusal(f"attention.{key}", repr(value), f"an option of {name!r}", nearest(key, options))
 
 
 def _defaults(align: str) -> dict[str, Any]:

@@ -41,6 +41,16 @@ class Classification(Recipe):
         return torch.cat(found) if found else torch.empty(0, dtype=torch.long)
 
     @torch.no_grad()
+    def probabilities(self, model: TaskModel, example: Example) -> dict[str, float]:
+        """How likely each class of an example is, the likeliest first; nothing where the model tells no classes apart."""
+        (batch,) = self.batches([example])
+        found = model.output.probabilities(model(batch))
+        if found is None:
+            return {}
+        named = dict(zip(self.classes, found[0].tolist(), strict=True))
+        return dict(sorted(named.items(), key=lambda item: -item[1]))
+
+    @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Accuracy, and F1 with every class counting the same."""
         decided = self.decided(model, examples, device)

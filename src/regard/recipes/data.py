@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,10 @@ import numpy as np
 from regard._errors import refusal
 
 Files = dict[str, bytes]
+
+# More than any file of a data set here holds; a small one may be packed so as to fill any memory.
+MOST = 4 << 30
+_PIECE = 1 << 20
 
 
 class Folder:
@@ -51,7 +56,7 @@ class Folder:
         if path is None:
             raise ValueError(refusal("data", repr(str(self.path)), f"a folder that has {name}"))
         try:
-            return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            return unpacked(_content(path)) if path.suffix == ".gz" else _content(path)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(refusal("data", f"{path}: {error}", "a whole file")) from error
 
@@ -71,7 +76,7 @@ class Folder:
         # All of it is unpacked first: only so is the sum at the end of a packed file looked at.
         packed, path = self.bytes(name), self.path / name
         try:
-            packed = gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed
+            packed = unpacked(packed) if packed[:2] == b"\x1f\x8b" else packed
             if packed[-1024:].strip(b"\0") or not packed:
                 raise tarfile.ReadError("it has no end")
             with tarfile.open(fileobj=BytesIO(packed), mode="r:") as archive:
@@ -92,7 +97,8 @@ class Folder:
             if path.is_file() and path.name.endswith((".tar", ".tar.gz", ".tgz")):
                 found |= self.members(str(path.relative_to(self.path)), suffixes)
             elif path.is_file() and path.name.endswith(suffixes):
-                found[str(path.relative_to(self.path))] = path.read_bytes()
+                name = str(path.relative_to(self.path))
+                found[name] = self.bytes(name)
         return found
 
     def idx(self, name: str) -> np.ndarray[Any, Any]:
@@ -101,11 +107,61 @@ class Folder:
         if len(raw) < 4 or raw[:3] != b"\0\0\x08":
             raise ValueError(refusal("data", str(self.path / name), "an idx file of bytes"))
         axes = raw[3]
-        shape = np.frombuffer(raw, ">i4", axes, 4) if len(raw) >= 4 + 4 * axes else np.array([-1])
-        body = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
-        if (shape < 0).any() or body.size != np.prod(shape, dtype=np.int64):
-            raise ValueError(refusal("data", f"{self.path / name}: {body.size} bytes", f"as many as {tuple(shape)}"))
+        whole = len(raw) >= 4 + 4 * axes
+        shape = tuple(np.frombuffer(raw, ">i4", axes, 4).tolist()) if whole else (-1,)
+        body = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes if whole else 4)
+        # As whole numbers of Python: what a header claims may be more than 64 bits can say.
+        if min(shape, default=0) < 0 or body.size != math.prod(shape):
+            raise ValueError(refusal("data", f"{self.path / name}: {body.size} bytes", f"as many as {shape}"))
         return body.reshape(shape)
+
+    def npy(self, name: str) -> np.ndarray[Any, Any]:
+        """An array in the format of numpy, of numbers alone."""
+        raw = self.bytes(name)
+        file, where = BytesIO(raw), str(self.path / name)
+        try:
+            version = np.lib.format.read_magic(file)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = header(file)
+            # Before numpy makes room for what the header claims.
+            claimed = math.prod(shape) * dtype.itemsize
+            if claimed != len(raw) - file.tell():
+                raise ValueError(f"{len(raw) - file.tell()} bytes where its header says {claimed}")
+            file.seek(0)
+            found: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(refusal("data", f"{where}: {error}", "a numpy array of numbers")) from error
+        return found
+
+
+def _content(path: Path) -> bytes:
+    # A file with holes may claim to be larger than the disk that it lies on.
+    if path.stat().st_size > MOST:
+        raise OSError(f"{path.stat().st_size} bytes, more than {MOST}")
+    return path.read_bytes()
+
+
+def unpacked(packed: bytes) -> bytes:
+    """What gzip has packed, piece by piece, so that no more is made room for than there may be."""
+    pieces, size = [], 0
+    with gzip.GzipFile(fileobj=BytesIO(packed)) as file:
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST:
+                raise OSError(f"more than {MOST} bytes when unpacked")
+    return b"".join(pieces)
+
+
+def own_file(text: str, kind: str) -> bytes:
+    """What is in a file that a user names where a recipe reads files."""
+    try:
+        if not Path(text).is_file():
+            raise OSError(0, "no such file")
+        return _content(Path(text))
+    except OSError as error:
+        got = f"{text!r}: {(error.strerror or str(error)).lower()}"
+        raise ValueError(refusal("text", got, f"the path of {kind}")) from error
 
 
 def text_of(content: bytes, where: str, encoding: str = "utf-8") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import missing_extra, refusal
+from regard.recipes.data import own_file
 
 _FORMATS = ("PNG", "JPEG")
 # More pixels than any data set here has in a picture; a small file may claim to be a huge one.
@@ -54,7 +54,4 @@ def decoded(content: bytes, where: str, mode: str, size: tuple[int, int] | None 
 
 def from_path(text: str, mode: str, size: tuple[int, int]) -> Tensor:
     """A user's own picture (C, H, W), from 0 to 1, scaled to the size of the others."""
-    path = Path(text)
-    if not path.is_file():
-        raise ValueError(refusal("text", repr(text), "the path of a PNG or JPEG picture"))
-    return decoded(path.read_bytes(), text, mode, size).float() / 255
+    return decoded(own_file(text, "a PNG or JPEG picture"), text, mode, size).float() / 255

@@ -175,7 +175,7 @@ def _executed(command: list[str], threads: int) -> dict[str, Any]:
     """Run a command and read the object that it prints; what went wrong is an answer too."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, preexec_fn=_die_with_parent
+        command, env=environment, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
     )
     if done.returncode == 0:
         try:
@@ -187,12 +187,18 @@ def _executed(command: list[str], threads: int) -> dict[str, Any]:
     return {"problem": said[-1] if said else f"it ended with status {done.returncode}"}
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to end this process with the one that started it: a killed sweep leaves no run behind."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Ask Linux to end this process with the one that started it: what is killed leaves no run behind.
+
+    Args:
+        parent: number of the process that started this one, which may have ended before this is asked.
+    """
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if parent is not None and os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _by_processes(workers: int, threads: int) -> Callable[[Mapping[str, list[str]]], Answers]:

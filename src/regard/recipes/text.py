@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +172,7 @@ def read_vectors(path: str | Path) -> tuple[list[str], Tensor]:
     name = next((n for n in names if any((path / f"{n}{end}").is_file() for end in ("", ".gz"))), names[0])
     folder = Folder(path, "words.txt", name)
     words = folder.lines("words.txt")
-    try:
-        table = np.load(BytesIO(folder.bytes(name)), allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(refusal("vectors", f"{path / name}: {error}", "a numpy array of numbers")) from error
+    table = folder.npy(name)
     if table.ndim != 2 or len(table) != len(words) or not np.issubdtype(table.dtype, np.floating):
         got = f"an array {table.shape} of {table.dtype} beside {len(words)} words"
         raise ValueError(refusal("vectors", got, "a row of numbers for each word"))

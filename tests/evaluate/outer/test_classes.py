@@ -115,7 +115,7 @@ def test_what_is_refused(metric: Callable[..., Score]) -> None:
 def test_other_averages_are_refused() -> None:
     with pytest.raises(ValueError, match="average: got 'weighted', expected one of 'macro', 'micro', 'binary'"):
         f1([0], [0], average="weighted")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="positive: got -1, expected a class, from 0"):
+    with pytest.raises(ValueError, match="positive: got -1, expected a whole number >= 0"):
         f1([0], [0], average="binary", positive=-1)
     with pytest.raises(ValueError, match="name: got 'both', expected one of 'accuracy', 'precision'"):
         ClassCounts.of([0], [0]).score("both")

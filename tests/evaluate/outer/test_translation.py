@@ -111,9 +111,9 @@ def test_what_is_refused() -> None:
         bleu(["a"], ["a"], tokenize="flores200")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="smoothing: got 'laplace', expected one of 'exp'"):
         bleu(["a"], ["a"], smoothing="laplace")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_order: got 0, expected a number >= 1"):
+    with pytest.raises(ValueError, match="max_order: got 0, expected a whole number >= 1"):
         bleu(["a"], ["a"], max_order=0)
-    with pytest.raises(ValueError, match="word_order: got -1, expected a number >= 0"):
+    with pytest.raises(ValueError, match="word_order: got -1, expected a whole number >= 0"):
         chrf(["a"], ["a"], word_order=-1)
     with pytest.raises(ValueError, match=r"truth\[1\]: got ' ', expected a reference with words in it. Fix: leave the"):
         bleu(["a", ""], ["a", " "])

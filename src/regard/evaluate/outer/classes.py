@@ -23,11 +23,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.evaluate.outer.inputs import one_of, same_shape, whole_numbers
+from regard.evaluate.outer.inputs import one_of, same_shape, whole_number, whole_numbers
 from regard.evaluate.outer.result import Score, signed
 
 Average: TypeAlias = Literal["macro", "micro", "binary"]
 Classes: TypeAlias = Int[Tensor, "..."] | Bool[Tensor, "..."] | Sequence[Any]
+
+# A number beyond this is no class but something else: every class is counted in a place of its own.
+_MOST = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -55,19 +58,22 @@ class ClassCounts:
             classes: how many there are; None for those that come. What is beyond is refused.
             ignore: what stands in `truth` where nothing is to be judged.
         """
+        for argument, option, least in (("classes", classes, 1), ("ignore", ignore, None)):
+            if option is not None:
+                whole_number(argument, option, least)
         found, right = whole_numbers("predicted", predicted), whole_numbers("truth", truth)
         same_shape(found, right)
         if ignore is not None:
             judged = right != ignore
             found, right = found[judged], right[judged]
         found, right = found.flatten(), right.flatten()
-        count = classes
-        if count is None:
-            count = 1 + max((int(given.max()) for given in (found, right) if len(given)), default=-1)
+        count = 1 + max((int(given.max()) for given in (found, right) if len(given)), default=-1)
+        beyond = min(_MOST, _MOST if classes is None else classes)
         for argument, given in (("predicted", found), ("truth", right)):
-            wrong = given[(given < 0) | (given >= count)]
+            wrong = given[(given < 0) | (given >= beyond)]
             if len(wrong):
-                expected = "classes from 0" + (f" to {classes - 1}" if classes is not None else "")
+                bounded = classes is not None or int(wrong[0]) > 0
+                expected = "classes from 0" + (f" to {beyond - 1}" if bounded else "")
                 fix = f"Fix: ignore={int(wrong[0])} leaves it out." if argument == "truth" else ""
                 raise ValueError(refusal(argument, int(wrong[0]), expected, fix))
         numbers = (torch.bincount(x, minlength=count).tolist() for x in (right[found == right], found, right))
@@ -127,13 +133,12 @@ class ClassCounts:
 
     def _averaged(self, measure: Callable[[int, int, int], float], average: Average, positive: int) -> float:
         one_of("average", average, ("macro", "micro", "binary"))
+        whole_number("positive", positive, 0)
         self._refuse_nothing()
         if average == "micro":
             return measure(sum(self.both), sum(self.predicted), sum(self.true))
         each = list(zip(self.both, self.predicted, self.true, strict=True))
         if average == "binary":
-            if positive < 0:
-                raise ValueError(refusal("positive", positive, "a class, from 0"))
             return measure(*each[positive]) if positive < len(each) else measure(0, 0, 0)
         return sum(measure(*each[c]) for c in self._present) / len(self._present)
 

@@ -39,6 +39,9 @@ class EditCounts:
     @staticmethod
     def of(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> EditCounts:
         """Of one sequence of units and the true one."""
+        for argument, units in (("predicted", predicted), ("truth", truth)):
+            if not isinstance(units, Sequence) or not all(isinstance(unit, Hashable) for unit in units):
+                raise TypeError(refusal(argument, f"a {type(units).__name__}", "a sequence of units, such as words"))
         n, m = len(truth), len(predicted)
         numbers: dict[Hashable, int] = {}
         right = np.array([numbers.setdefault(unit, len(numbers)) for unit in truth], dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from math import inf
 from typing import Any
 
 from jaxtyping import Num
@@ -75,7 +76,7 @@ def ssim(predicted: Num[Tensor, "b c h w"], truth: Num[Tensor, "b c h w"], *, da
 
 
 def _images(predicted: Any, truth: Any, data_range: float) -> tuple[Tensor, Tensor]:
-    if isinstance(data_range, bool) or not isinstance(data_range, int | float) or not data_range > 0:
+    if isinstance(data_range, bool) or not isinstance(data_range, int | float) or not 0 < data_range < inf:
         raise ValueError(refusal("data_range", data_range, "a number > 0: 1.0 for images in [0, 1], 255 for bytes"))
     # Bytes must not wrap around, nor halves be rounded, when differences are taken.
     predicted, truth = (numbers(name, x).double() for name, x in (("predicted", predicted), ("truth", truth)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor
 from regard._errors import refusal
 
 
-def several(argument: str, given: Any) -> list[Any]:
+def several(argument: str, given: Any, of: str = "sentence") -> list[Any]:
     """A list of one thing or more; a single text is not a list of its characters."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         fix = f"Fix: put the one text into a list, [{argument}]." if isinstance(given, str) else ""
-        raise TypeError(refusal(argument, _short(given), "a list with one entry a sentence", fix))
+        raise TypeError(refusal(argument, _short(given), f"a list with one entry a {of}", fix))
     if not given:
         raise ValueError(refusal(argument, "nothing", "at least one entry: a metric of nothing has no value"))
     return list(given)
@@ -54,9 +55,7 @@ def references(given: Any) -> list[list[str]]:
 
 def whole_numbers(argument: str, given: Any) -> Tensor:
     """Classes, as a tensor of integers."""
-    if isinstance(given, str):
-        raise TypeError(refusal(argument, _short(given), "a tensor or list of classes"))
-    found = torch.as_tensor(given)
+    found = _tensor(argument, given, "classes")
     # An empty list has no dtype of its own.
     if found.numel() and (found.is_floating_point() or found.is_complex()):
         fix = "Fix: take the argmax of scores, or compare a probability with a threshold, first."
@@ -74,12 +73,45 @@ def same_shape(predicted: Tensor, truth: Tensor) -> None:
 
 def numbers(argument: str, given: Any) -> Tensor:
     """Scores to compare, without NaN: it is neither more nor less than anything, and would win every comparison."""
-    if isinstance(given, str):
-        raise TypeError(refusal(argument, _short(given), "a tensor or list of numbers"))
-    found = torch.as_tensor(given)
+    found = _tensor(argument, given, "numbers")
+    if found.is_complex():
+        raise TypeError(refusal(argument, f"dtype {found.dtype}", "real numbers, which can be compared"))
     if bool(found.isnan().any()):
         raise ValueError(refusal(argument, "NaN", "numbers"))
     return found
+
+
+def logits_of(argument: str, given: Any) -> Tensor:
+    """Numbers with a fraction, of which a softmax makes probabilities."""
+    found = _tensor(argument, given, "logits")
+    if not found.is_floating_point():
+        raise TypeError(refusal(argument, f"dtype {found.dtype}", "logits or log-probabilities, of a floating dtype"))
+    return found
+
+
+def _tensor(argument: str, given: Any, kind: str) -> Tensor:
+    """What torch makes of it, if it can be read."""
+    expected = f"a tensor or list of {kind}"
+    if given is None or isinstance(given, str | bytes | bytearray):
+        raise TypeError(refusal(argument, _short(given), expected))
+    try:
+        found = torch.as_tensor(given)
+    # For what it cannot read torch has a kind of error for each way to fail.
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(refusal(argument, f"{_short(given)} ({str(error).splitlines()[0]})", expected)) from error
+    if found.is_meta or found.layout != torch.strided:
+        got = "a tensor without values" if found.is_meta else f"a tensor of layout {found.layout}"
+        raise TypeError(refusal(argument, got, "a dense tensor"))
+    return found
+
+
+def whole_number(argument: str, given: Any, least: int | None = None) -> None:
+    """A whole number; True and False are none."""
+    expected = "a whole number" if least is None else f"a whole number >= {least}"
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise TypeError(refusal(argument, _short(given), expected))
+    if least is not None and given < least:
+        raise ValueError(refusal(argument, given, expected))
 
 
 def one_of(argument: str, given: object, known: Sequence[str], fix: str = "") -> None:
@@ -89,5 +121,5 @@ def one_of(argument: str, given: object, known: Sequence[str], fix: str = "") ->
 
 
 def _short(given: object) -> str:
-    shown = repr(given) if isinstance(given, str | int | float | None) else f"a {type(given).__name__}"
+    shown = repr(given) if isinstance(given, str | bytes | int | float | None) else f"a {type(given).__name__}"
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.evaluate.outer.inputs import whole_numbers
+from regard.evaluate.outer.inputs import logits_of, whole_number, whole_numbers
 from regard.evaluate.outer.result import Score, signed
 
 
@@ -42,10 +42,13 @@ class PerplexityCounts:
             truth: (...), the tokens that came.
             ignore: what stands in `truth` where nothing is to be told, such as padding; None where every entry is a token.
         """
-        truth = whole_numbers("truth", truth)
-        if logits.shape[:-1] != truth.shape or not logits.is_floating_point():
-            got = f"shape {tuple(logits.shape)} of {logits.dtype}"
-            raise ValueError(refusal("predicted", got, f"logits of shape {(*truth.shape, 'V')}"))
+        logits, truth = logits_of("predicted", logits), whole_numbers("truth", truth)
+        if ignore is not None:
+            whole_number("ignore", ignore)
+        if not logits.ndim or logits.shape[:-1] != truth.shape:
+            raise ValueError(
+                refusal("predicted", f"shape {tuple(logits.shape)}", f"logits of shape {(*truth.shape, 'V')}")
+            )
         told = torch.ones_like(truth, dtype=torch.bool) if ignore is None else truth != ignore
         wrong = told & ((truth < 0) | (truth >= logits.shape[-1]))
         if bool(wrong.any()):

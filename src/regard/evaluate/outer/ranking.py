@@ -10,11 +10,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.evaluate.outer.inputs import numbers, same_shape, whole_numbers
+from regard.evaluate.outer.inputs import numbers, same_shape, several, whole_number, whole_numbers
 from regard.evaluate.outer.result import Score, signed
 
 Numbers: TypeAlias = Float[Tensor, " n"] | Sequence[float]
@@ -59,10 +60,13 @@ def _answers(predicted: Any, truth: Any, groups: Any) -> list[list[int]]:
     """For each question, the ranks of its right candidates, from 1."""
     scores, right = numbers("predicted", predicted), whole_numbers("truth", truth)
     same_shape(scores, right)
-    questions = groups.tolist() if isinstance(groups, Tensor) else groups
-    if scores.ndim != 1 or isinstance(questions, str) or len(questions) != len(scores):
+    questions = several("groups", groups.tolist() if isinstance(groups, Tensor | np.ndarray) else groups, "candidate")
+    if scores.ndim != 1 or len(questions) != len(scores):
         got = f"{len(questions)} questions for scores of shape {tuple(scores.shape)}"
         raise ValueError(refusal("groups", got, "one score and one question a candidate"))
+    for k, asked in enumerate(questions):
+        if not isinstance(asked, Hashable):
+            raise TypeError(refusal(f"groups[{k}]", f"a {type(asked).__name__}", "the number or name of a question"))
     if bool(((right != 0) & (right != 1)).any()):
         raise ValueError(refusal("truth", sorted(set(right.tolist()))[:5], "1 for right, 0 for wrong"))
     listed: dict[Hashable, list[tuple[float, int]]] = {}
@@ -99,8 +103,7 @@ class RankCounts:
     @staticmethod
     def of(scores: Float[Tensor, "b items"], truth: Int[Tensor, " b"], *, k: int) -> RankCounts:
         """Of one batch: the scores of all items, and the number of the right one."""
-        if k < 1:
-            raise ValueError(refusal("k", k, "a number >= 1"))
+        whole_number("k", k, 1)
         ranks = rank_of(scores, truth)
         inside = ranks[ranks <= k]
         return RankCounts(k, len(inside), float((1.0 + inside.double()).log2().reciprocal().sum()), len(ranks))

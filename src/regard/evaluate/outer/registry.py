@@ -56,6 +56,8 @@ def score(name: str, predicted: Any, truth: Any, **options: Any) -> Score:
         >>> float(score("wer", ["the cat"], ["the cats"]))
         0.5
     """
+    if not isinstance(name, str):
+        raise TypeError(refusal("name", f"a {type(name).__name__}", "the name of a metric"))
     if name not in METRICS:
         raise ValueError(refusal("name", repr(name), "a metric", nearest(name, METRICS)))
     return METRICS[name](predicted, truth, **options)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Literal
 
-from regard._errors import missing_extra, refusal
-from regard.evaluate.outer.inputs import one_of, references, same_count, texts
+from regard._errors import missing_extra
+from regard.evaluate.outer.inputs import one_of, references, same_count, texts, whole_number
 from regard.evaluate.outer.result import Score
 
 # The others of sacrebleu fetch a model, or need a package of their own.
@@ -47,8 +47,7 @@ def bleu(
     fix = "Fix: tokenise before, and say 'none'." if tokenize not in TOKENIZERS else ""
     one_of("tokenize", tokenize, TOKENIZERS, fix)
     one_of("smoothing", smoothing, ("exp", "floor", "add-k", "none"))
-    if max_order < 1:
-        raise ValueError(refusal("max_order", max_order, "a number >= 1"))
+    whole_number("max_order", max_order, 1)
     metric = _sacrebleu("bleu").BLEU(
         lowercase=lowercase,
         tokenize=tokenize,
@@ -97,8 +96,7 @@ def chrf(
     found, known = texts("predicted", predicted), references(truth)
     same_count(found, known)
     for argument, given, least in (("char_order", char_order, 1), ("word_order", word_order, 0), ("beta", beta, 1)):
-        if given < least:
-            raise ValueError(refusal(argument, given, f"a number >= {least}"))
+        whole_number(argument, given, least)
     metric = _sacrebleu("chrf").CHRF(char_order=char_order, word_order=word_order, beta=beta, lowercase=lowercase)
     result = metric.corpus_score(found, _streams(known))
     return Score("chrf", float(result.score), _signature(metric, beta=beta))

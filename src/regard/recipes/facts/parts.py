@@ -41,8 +41,10 @@ class Sentences(nn.Module):
         self.encoder = RecurrentEncoder(d, d, bidirectional=False) if recurrent else None
         self.T = None if times is None else nn.Parameter(0.1 * torch.randn(times, d))
 
-    def forward(self, words: Int[Tensor, "*b j"], mask: Bool[Tensor, "*b j"]) -> Float[Tensor, "*b d"]:
-        """Vectors of sentences; `mask` is True for real words."""
+    def forward(
+        self, words: Int[Tensor, "*b j"], mask: Bool[Tensor, "*b j"], ages: Int[Tensor, "*b"] | None = None
+    ) -> Float[Tensor, "*b d"]:
+        """Vectors of sentences; `mask` is True for real words, and `ages` are $t$ where others have counted already."""
         vectors, length = self.table(words, mask), mask.sum(-1, keepdim=True).clamp(min=1)
         if self.encoder is not None:
             last = torch.arange(words.shape[-1], device=words.device) == length - 1
@@ -52,7 +54,9 @@ class Sentences(nn.Module):
             k = torch.arange(1, self.out_dim + 1, device=words.device) / self.out_dim
             read = (vectors * (1 - j.unsqueeze(-1) - k * (1 - 2 * j).unsqueeze(-1))).sum(-2)
         real = mask.any(-1)
-        return kept_rows(read if self.T is None else read + self.T[self.ages(real)], real)
+        if self.T is not None:
+            read = read + self.T[self.ages(real) if ages is None else ages]
+        return kept_rows(read, real)
 
     def ages(self, real: Bool[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
         """How many sentences there are after each, at most as many as there are vectors for."""
@@ -125,3 +129,6 @@ class Answer(Output):
 
     def decide(self, prediction: Tensor) -> Tensor:
         return self.classifier.decide(prediction)
+
+    def probabilities(self, prediction: Tensor) -> Tensor:
+        return self.classifier.probabilities(prediction)

@@ -6,6 +6,7 @@ Without data, people walk about and take things, and the question is where someb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from regard.observe import Trace, record
 from regard.query import MultiHopAttention
 from regard.recipes.choice import make_attention
 from regard.recipes.classification import Classification
+from regard.recipes.facts.memory import AdjacentHops, Memories, Said, start_linear
 from regard.recipes.facts.parts import Answer, AskedAgain, Question, Sentences
 from regard.recipes.facts.stories import MOST_NEEDED, SIZES, TASKS, Story, made_up, read, sentence
 from regard.recipes.look import one_for_each_pair
@@ -34,6 +36,9 @@ from regard.recipes.text import Vocabulary
 _ANOTHER = "<another>"
 # As in end-to-end memory networks: ask with the question alone first, and add what was read to it, or read the question again.
 _MEMORY_NETWORK = {"score": "dot", "start": "zeros", "see_context": False}
+# What makes a multi-hop attention another than that of memory networks.
+_OF_HOPS = ("transform", "share", "see_context", "start")
+_ADJACENT = {"adjacent": True, "linear": 560, "dim": 20, "lr": 0.1, "eps": 0.1}
 
 
 @dataclass(kw_only=True)
@@ -45,11 +50,15 @@ class Facts(Classification):
         size: `1k` or `10k` questions to train on.
         needed: facts from which an answer follows, from 1 to 3, where there are no data.
         hops: times that the facts are read, for an attention that can do so more than once.
+        adjacent: give every hop of `multi-hop` vectors of words of its own: a hop finds facts by what the one before read of them, and the
+            answer is a word as the last one reads it. Otherwise all hops find by the same vectors, and read by the same others.
+        linear: updates at the beginning in which the hops have no softmax, so that they do not settle on looking at all facts alike.
         memory: the last so many facts are read.
         dim: width of words, facts and question.
         recurrent: read the words of a sentence with a GRU, not as a sum weighted by their places.
         noise: share of facts that are counted without being there while training, so that no answer hangs on exact distances.
         dropout: of what the answer is told from, while training.
+        eps: of Adam: the larger, the more a step goes by the size of its gradient, and not by its sign alone.
         train_size: stories made up for training, where there are no data.
     """
 
@@ -64,11 +73,14 @@ class Facts(Classification):
     size: str = "1k"
     needed: int = 2
     hops: int = 3
+    adjacent: bool = False
+    linear: int = 0
     memory: int = 50
     dim: int = 40
     recurrent: bool = False
     noise: float = 0.1
     dropout: float = 0.0
+    eps: float = 1e-8
     train_size: int = 4000
     batch: int = 32
     steps: int = 3000
@@ -83,10 +95,26 @@ class Facts(Classification):
         for key, most in (("task", TASKS[-1]), ("needed", MOST_NEEDED)):
             if not 1 <= getattr(self, key) <= most:
                 raise ValueError(refusal(key, getattr(self, key), f"a whole number from 1 to {most}"))
+        for key in ("linear", "eps"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ValueError(refusal(key, getattr(self, key), "a number >= 0"))
+        if self.adjacent and self.attention != "multi-hop":
+            raise ValueError(
+                refusal("adjacent", True, f"False with {self.attention!r}: only 'multi-hop' has such hops")
+            )
+        if self.linear and not self._hops:
+            raise ValueError(refusal("linear", self.linear, f"0 with {self.attention!r}, which has no hops"))
+
+    @property
+    def _hops(self) -> bool:
+        return issubclass(catalog.find(self.attention, argument="attention").cls, MultiHopAttention)
 
     @classmethod
     def usual(cls, attention: str, data: str | None) -> dict[str, Any]:
-        return {"steps": 600, "every": 100} if data is None else {}
+        # Made-up stories are many and short: whole hops learn them in fewer updates.
+        if data is None:
+            return {"steps": 600, "every": 100}
+        return dict(_ADJACENT) if attention == "multi-hop" else {}
 
     @cached_property
     def _stories(self) -> dict[str, list[Story]]:
@@ -130,7 +158,12 @@ class Facts(Classification):
             words={"key": named, "value": named, "question": story.question},
         )
 
+    def groups(self, model: TaskModel) -> list[dict[str, Any]]:
+        return [{**group, "eps": self.eps} for group in super().groups(model)]
+
     def build(self) -> TaskModel:
+        if self.adjacent:
+            return self._memory_network()
         d, count = self.dim, len(self.vocabulary)
         # Questions and keys have one table, in which the same word is the same vector; what is read has another.
         asked, read_ = Embedding(count, d), Embedding(count, d)
@@ -143,13 +176,37 @@ class Facts(Classification):
             "question": Sentences(asked, recurrent=self.recurrent),
             "side": asked,
         }
-        hops = issubclass(catalog.find(self.attention, argument="attention").cls, MultiHopAttention)
-        options = {**(_MEMORY_NETWORK if hops else {}), **self.options}
+        options = {**(_MEMORY_NETWORK if self._hops else {}), **self.options}
         widths = {"query_dim": d, "key_dim": d, "value_dim": d, "dim": d, "hidden_dim": d, "hops": self.hops}
         attention = make_attention(self.attention, options, **widths)
         if isinstance(attention, MultiHopAttention):
+            start_linear(attention.hops, self.linear * attention.count // len(attention.hops))
             attention = AskedAgain(attention)
         return TaskModel(features, Question(), attention, Answer(d, len(self.classes), self.dropout))
+
+    def _memory_network(self) -> TaskModel:
+        """The one of Sukhbaatar et al. 2015 with adjacent weights."""
+        for key in _OF_HOPS:
+            if key in self.options:
+                fix = "Fix: --set adjacent=false."
+                got = repr(self.options[key])
+                raise ValueError(refusal(f"attention.{key}", got, "none of it where hops are adjacent", fix))
+        d, count = self.dim, len(self.vocabulary)
+        tables = [Embedding(count, d) for _ in range(self.hops + 1)]
+        for table in tables:
+            torch.nn.init.normal_(table.table.weight, std=0.1)
+        features = {
+            "key": Memories([Sentences(table, self.memory, self.noise, self.recurrent) for table in tables]),
+            "question": Sentences(tables[0], recurrent=self.recurrent),
+        }
+        score, widths = (
+            {"score": "dot", **self.options},
+            {"query_dim": d, "key_dim": d, "value_dim": d, "hidden_dim": d},
+        )
+        hops = [make_attention("dot", score, **widths) for _ in range(self.hops)]
+        start_linear(hops, self.linear)
+        words = torch.tensor([self.vocabulary.number.get(answer.lower(), -1) for answer in self.classes])
+        return TaskModel(features, Question(), AdjacentHops(hops), Said(tables[-1], words, self.dropout))
 
     def parse(self, text: str) -> Example:
         *facts, question = [sentence(part) for part in text.replace("?", ".").rstrip(" .").split(".")]

@@ -65,6 +65,9 @@ class Compared(Output):
     def decide(self, prediction: Any) -> Tensor:
         return self.output.decide(prediction)
 
+    def probabilities(self, prediction: Any) -> Tensor | None:
+        return self.output.probabilities(prediction)
+
 
 class EachOverOther(nn.Module):
     r"""Both texts read by attention-over-attention: each is the document once, and the question once.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,17 +21,22 @@ from regard._errors import refusal
 from regard.evaluate.outer import Score
 from regard.feature import RecurrentEncoder
 from regard.model import Chain, Example, PointerOutput, TaskModel
+from regard.observe import Trace
 from regard.query import PointerNetwork
 from regard.recipes.choice import make_attention
+from regard.recipes.look import one_for_each_pair
 from regard.recipes.planted.hull import area, hull
 from regard.recipes.points.tours import length, shortest_tour
 from regard.recipes.recipe import Judged, Recipe, one_of
+from regard.recipes.runs import HEATMAP
 
 TASKS = ("sort", "hull", "tour")
 # Exact tours take 2^n n^2 steps each.
 _MOST = {"tour": 12, "hull": 200, "sort": 200}
 # Examples whose answers are found together: exact tours hold 2^n n numbers for each, hulls n^2.
 _AT_ONCE = 500
+# Where the pointer is in a trace, and weights that would only blur a figure.
+_POINTER, _FAINT = "output.network.pointer", 0.02
 
 
 class Unread(nn.Module):
@@ -188,6 +194,42 @@ class Points(Recipe):
                 name, sum(ratios) / len(ratios), f"{about}, mean|beam={self.beam}", higher=self.task == "hull"
             )
         return Judged.of(scores, answers)
+
+    def draw(self, trace: Trace, examples: Sequence[Example], folder: Path) -> None:
+        """Points where they lie: from each of the right way an edge to those that are pointed at next, the right one marked."""
+        if self.task == "sort":
+            super().draw(trace, examples, folder)
+            return
+        from regard.report.figures import graph, save
+
+        (told,) = trace[_POINTER]
+        points, right = examples[0].inputs["tokens"], examples[0].target
+        assert right is not None
+        edges, weights, gold = _pointed(one_for_each_pair(told)[0], right.tolist(), len(points))
+        title = f"{self.name}: {self.task}, {self.attention}"
+        save(
+            graph(weights, edges, labels=list(map(str, range(len(points)))), positions=points, gold=gold, title=title),
+            folder / HEATMAP,
+        )
+
+
+def _pointed(weights: Tensor, right: Sequence[int], count: int) -> tuple[Tensor, Tensor, list[int]]:
+    """Edges (2, E) from each point of the right way to those that may be next, their weights, and which of them are right.
+
+    To stop is to go back to the first point.
+    """
+    ends: list[tuple[int, int]] = []
+    heavy, gold = [], []
+    following = [*right[1:], count] if weights.shape[-1] > count else right[1:]
+    for step, (here, there) in enumerate(zip(right, following, strict=False), 1):
+        for k, weight in enumerate(weights[step].tolist()):
+            if k == there:
+                gold.append(len(ends))
+            elif weight < _FAINT:
+                continue
+            ends.append((here, right[0] if k == count else k))
+            heavy.append(weight)
+    return torch.tensor(ends).mT, torch.tensor(heavy), gold
 
 
 def _equal(found: Tensor, target: Tensor) -> int:

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.ops.fill import where
+
 
 def shortest_tour(points: Float[Tensor, "b n 2"]) -> Int[Tensor, "b n"]:
     r"""Positions of the shortest closed tour, from the first point, in the direction in which the second one stands earlier than the last.
@@ -61,4 +63,4 @@ def length(points: Float[Tensor, "b n 2"], tour: Int[Tensor, "b n"]) -> Float[Te
     )
     corner = points.double().gather(1, tour.clamp(0, n - 1).unsqueeze(-1).expand(-1, -1, 2))
     steps = (corner - corner.roll(-1, 1)).norm(dim=-1).sum(-1)
-    return torch.where(whole, steps, torch.inf)
+    return where(whole, steps, torch.inf)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from regard.evaluate.outer import Score, per, wer
 from regard.feature import RecurrentEncoder
 from regard.model import POSSIBLE, Batch, Chain, Example, TaskModel
 from regard.model.features import Convolution1d, Spectrogram
-from regard.recipes.data import Folder
+from regard.recipes.data import Folder, own_file
 from regard.recipes.order import Order
 from regard.recipes.recipe import Judged, one_of
 from regard.recipes.speech.lexicon import LEXICON, PHONES, WORDS, heard, said
@@ -171,10 +170,7 @@ class Speech(Writing):
         return phones * (self.digits + 1) + 1
 
     def parse(self, text: str) -> Example:
-        path = Path(text)
-        if not path.is_file():
-            raise ValueError(refusal("text", repr(text), "the path of a wav file"))
-        sound = samples_of(path.read_bytes(), text)
+        sound = samples_of(own_file(text, "a wav file"), text)
         return Example({"sound": sound}, words={"sound": [f"{time:.2f}" for time in self.times(len(sound))]})
 
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
