@@ -1,9 +1,9 @@
-"""Write the generated part of the documentation: a page for each mechanism of the catalog, and the benchmark tables.
+"""Write the generated part of the documentation: a page for each mechanism of the catalog, and tables of benchmarks and executions.
 
     python docs/generate.py
 
-Pages go to `docs/mechanisms/`, tables to `build/docs/benchmarks.md`, from where `docs/benchmarks.md` takes them. Neither
-is kept in the repository: `make docs` writes them anew, whatever the catalog and `benchmarks/results` then hold.
+Pages go to `docs/mechanisms/`, tables to `build/docs/`, from where `docs/benchmarks.md` and `docs/guides/executions.md` take them. None
+is kept in the repository: `make docs` writes them anew, whatever the catalog, `benchmarks/results` and the code then hold.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "mechanisms"
 RESULTS = ROOT / "benchmarks" / "results"
 TABLES = ROOT / "build" / "docs" / "benchmarks.md"
+EXECUTIONS = ROOT / "build" / "docs" / "executions.md"
 
 SECTION = re.compile(r"^(Args|Returns|Raises|Example|Examples|Note):$")
 ARGUMENT = re.compile(r"^(\*{0,2}\w+): (.*)$")
@@ -318,7 +319,16 @@ def write_tables(path: Path = TABLES) -> None:
     path.write_text(tables(), encoding="utf-8")
 
 
+def write_executions(path: Path = EXECUTIONS) -> None:
+    # Beside this file, which is no package.
+    import executions
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(executions.page(), encoding="utf-8")
+
+
 if __name__ == "__main__":
     written = write_mechanisms()
     write_tables()
-    print(f"{len(written)} pages in {PAGES.relative_to(ROOT)}, tables in {TABLES.relative_to(ROOT)}")
+    write_executions()
+    print(f"{len(written)} pages in {PAGES.relative_to(ROOT)}, tables in {TABLES.parent.relative_to(ROOT)}")

@@ -10,10 +10,13 @@ from pathlib import Path
 from regard._errors import nearest, refusal
 
 # Name of the question, the file that answers it, the device it needs; "data" for those that need data of one's own: they
-# run by name alone, on either device.
+# run by name alone, on either device; "tune" for what changes what kernels do from then on, by name alone as well.
 QUESTIONS = {
     "additive-cpu": ("regard.bench.additive_cpu", "cpu"),
     "additive-gpu": ("regard.bench.additive_gpu", "cuda"),
+    "additive-alignments-gpu": ("regard.bench.additive_alignments_gpu", "cuda"),
+    "multi-gpu": ("regard.bench.multi_gpu", "cuda"),
+    "bilinear-gpu": ("regard.bench.bilinear_gpu", "cuda"),
     "softmax-gradient": ("regard.bench.softmax_gradient", "cpu"),
     "hop-gradients": ("regard.bench.hop_gradients", "cpu"),
     "convex-hull": ("regard.bench.convex_hull", "cuda"),
@@ -21,6 +24,7 @@ QUESTIONS = {
     "recipe-throughput": ("regard.bench.recipe_throughput", "cpu"),
     "feature-cpu": ("regard.bench.feature_cpu", "cpu"),
     "graph-cpu": ("regard.bench.graph_cpu", "cpu"),
+    "graph-gpu": ("regard.bench.graph_gpu", "cuda"),
     "parallel-cpu": ("regard.bench.parallel_cpu", "cpu"),
     "oversmoothing": ("regard.bench.oversmoothing", "cpu"),
     "capsules": ("regard.bench.capsules", "cpu"),
@@ -34,6 +38,7 @@ QUESTIONS = {
     "alignment-error": ("regard.bench.alignment_error", "data"),
     "cost-curves": ("regard.bench.cost_curves", "cpu"),
     "linformer-table": ("regard.bench.linformer_table", "cuda"),
+    "tune": ("regard.bench.tune", "tune"),
 }
 
 
@@ -61,7 +66,7 @@ def run(
 
     rows: list[Row] = []
     module, device = QUESTIONS[name]
-    if device == "cuda" and not torch.cuda.is_available():
+    if device in ("cuda", "tune") and not torch.cuda.is_available():
         raise ValueError(
             refusal("name", repr(name), "a benchmark that this machine can run", "It needs a CUDA device.")
         )

@@ -25,9 +25,10 @@ def by_sum(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 def ours(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
     """What `Attention` calls, outside of compiled graphs."""
-    from regard.ops.triton.attend import additive_soft
+    from regard.ops.triton.align import Align
+    from regard.ops.triton.attend import additive
 
-    return additive_soft(a, u, w[None].float(), v, None, False, "tanh")[0]
+    return additive(a, u, w[None].float(), v, None, None, *Align().flat(), False, "tanh")[0]
 
 
 def inputs(batch: int, n: int, width: int, dtype: torch.dtype, reach: float | None = None) -> list[Tensor]:

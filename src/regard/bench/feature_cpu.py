@@ -15,6 +15,7 @@ from regard.feature import (
     AlternatingCoAttention,
     HierarchicalAttention,
     InteractiveCoAttention,
+    MultiGrainedCoAttention,
     ParallelCoAttention,
     RotatoryAttention,
 )
@@ -112,6 +113,11 @@ def parallel(m: Any, inputs: tuple[Tensor, ...], masks: Masks) -> Tensor:
     return torch.cat([_read(e1, x, m1), _read(e2, y, m2)], -1)
 
 
+def multi_grained(m: Any, inputs: tuple[Tensor, ...], masks: Masks) -> Tensor:
+    """Written out."""
+    return torch.cat([interactive(m.coarse, inputs, masks), parallel(m.fine, inputs, masks)], -1)
+
+
 ByHand = Callable[[Any, tuple[Tensor, ...], Masks], Tensor]
 
 
@@ -125,6 +131,7 @@ def subjects(width: int) -> dict[str, tuple[nn.Module, ByHand, int]]:
         "interactive": (InteractiveCoAttention(width), interactive, 2),
         "parallel": (ParallelCoAttention(width), parallel, 2),
         "parallel, max": (ParallelCoAttention(width, scoring="max"), parallel, 2),
+        "multi-grained": (MultiGrainedCoAttention(width), multi_grained, 2),
     }
 
 

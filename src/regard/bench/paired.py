@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,10 @@ from collections.abc import Callable
 def paired_seconds(
     first: Callable[[], object], second: Callable[[], object], budget: float = 4.0, least: int = 20
 ) -> tuple[float, float]:
-    """Best processor time of each; one thread, so that waiting for the core does not count."""
+    """Median processor time of each; one thread, so that waiting for the core does not count.
+
+    The best of many would hang on a single lucky run, in which the allocator had just the pages that were asked for.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for run in (first, second, first, second):
         run()
@@ -19,4 +23,4 @@ def paired_seconds(
             start = time.process_time()
             run()
             found.append(time.process_time() - start)
-    return min(times[0]), min(times[1])
+    return statistics.median(times[0]), statistics.median(times[1])
