@@ -21,6 +21,7 @@ from regard.general.alignments import Alignment, Entmax, Hard, Local, Reinforced
 from regard.general.attention import Attention, explain_dispatch
 from regard.general.disan import DirectionalSelfAttention, ReinforcedSelfAttention
 from regard.general.masks import Band, Causal, Directional, Keys, Mask, Padding, Where, Window
+from regard.general.packed import Packed
 from regard.general.scores import (
     ActivatedGeneral,
     Additive,
@@ -228,6 +229,7 @@ __all__ = [
     "MultiQueryConcat",
     "NegativeL2",
     "Others",
+    "Packed",
     "Padding",
     "ParallelCoAttention",
     "PointerNetwork",

@@ -173,6 +173,7 @@ ROWS: dict[str, Callable[[], rg.Alignment]] = {
 LENGTHS = {
     3: [((4, 2, 5), (3, 5, 2)), ((1, 6, 3), (4, 0, 3)), ((0, 5, 2), (2, 4, 1)), ((3, 3, 3), (1, 1, 1))],
     2: [((5, 3), (2, 6)), ((4, 7), (7, 4))],
+    4: [((2, 0, 5, 3), (1, 4, 0, 6)), ((3, 1, 4, 2), (3, 1, 4, 2))],
 }
 
 
@@ -206,6 +207,8 @@ def masks(ranks: Ranks, whole: Whole) -> dict[str, Callable[[bool], Any]]:
         "window or keys": lambda of_whole: rg.Window(1) | rg.Keys(keys(of_whole)),
         "where and pairs": lambda of_whole: rg.Where(apart) & rows(of_whole),
         "others": lambda _: rg.query.Others(),
+        "packed": lambda _: rg.Packed((1, n - 1), (nq // 2, nq - nq // 2)),
+        "packed, by both": lambda _: rg.Packed((1, n - 1), (nq // 2, nq - nq // 2)) & rg.Causal(),
         "nobody": lambda _: rg.Where(lambda i, j: i + j < 0),
     }
 
@@ -214,7 +217,7 @@ def _grid() -> None:
     """Each score with each alignment, masks and lengths taken in turn; each mask with both forms, and by both exchanges."""
     names = [
         "nothing", "causal", "keys", "window", "pairs", "causal and keys", "padding", "where", "forward", "window or keys",
-        "where and pairs", "others", "keys, as booleans", "nobody",
+        "where and pairs", "others", "keys, as booleans", "nobody", "packed", "packed, by both",
     ]  # fmt: skip
     turn = itertools.count()
 
@@ -243,6 +246,10 @@ def _grid() -> None:
         add("general", "soft", mask, "ring", 3)
         add("additive", "soft", mask, "ring", 3)
         add("general", "soft", mask, "gather", 3)
+    for align in FOLDING:
+        add("additive", align, "causal and keys", "ring", 4)
+    for align in ROWS:
+        add("general", align, "window or keys", "gather", 4)
 
 
 _grid()

@@ -17,11 +17,11 @@ import regard as rg
 from regard.ops.folds import BestFold, SoftFold
 from regard.ops.forms import AdditiveForm, BilinearForm
 from regard.ops.parallel.ranks import first_place
-from regard.ops.parallel.sharded import _ROWS
+from regard.ops.parts import _ROWS
 from tests.ops.parallel_cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZE = 3
+SIZE = 4
 
 
 def free_port() -> int:
@@ -55,6 +55,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return [report["wrong"] for report in reports]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_find_what_one_process_finds(name: str, wrong: list[dict[str, str]]) -> None:
     found = [f"rank {r}: {each[name]}" for r, each in enumerate(wrong) if name in each]

@@ -24,6 +24,7 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.ops.banded import Reach
 from regard.ops.fill import where
+from regard.ops.packed import Pieces
 from regard.ops.parallel.ranks import Shard, current
 
 _SCAN_ELEMENTS = 1 << 22
@@ -103,6 +104,11 @@ class Bound:
         """The band of keys around each query, where that is all the mask says beside which keys are real; None elsewhere."""
         return None
 
+    @property
+    def pieces(self) -> Pieces | None:
+        """Sequences that stand end to end and do not see each other, where that is all the mask says beside a band; None elsewhere."""
+        return None
+
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         """Booleans that broadcast to (..., len(i), len(j))."""
         raise NotImplementedError
@@ -124,6 +130,14 @@ class Bound:
     def also(self, other: Bound) -> Bound:
         """Allowed by both."""
         return _both(self, other, self.sizes)
+
+    def joined(self, other: Bound) -> Bound | None:
+        """One mask of this kind that allows what both allow; None where there is none."""
+        return None
+
+    def origins(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """First query and first key of each query's sequence, (Nq,), where sequences stand end to end; None where there is but one."""
+        return None
 
     def keys(self, device: torch.device) -> Tensor | None:
         """Which keys at least one query may attend, (..., N); None for all."""
@@ -292,6 +306,9 @@ class _BoundKeys(Bound):
     def shape(self) -> tuple[int, ...]:
         return (*self.allowed.shape[:-1], 1, self.sizes.n)
 
+    def joined(self, other: Bound) -> Bound | None:
+        return _BoundKeys(self.allowed & other.allowed, self.sizes) if isinstance(other, _BoundKeys) else None
+
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return _on(device, self.allowed)[..., None, j.start : j.stop]
 
@@ -395,6 +412,11 @@ class _BoundBand(Bound):
     def reach(self) -> Reach | None:
         bounded = self.offset == 0 and -math.inf < self.low <= self.high < math.inf
         return Reach(int(self.low), int(self.high)) if bounded else None
+
+    def joined(self, other: Bound) -> Bound | None:
+        if not isinstance(other, _BoundBand):
+            return None
+        return _BoundBand(max(self.low, other.low), min(self.high, other.high), self.sizes)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         distance = _range(j, device) - (_range(i, device)[:, None] + self.offset)
@@ -529,11 +551,7 @@ class And(Mask):
 
 
 def _both(left: Bound, right: Bound, sizes: Sizes) -> Bound:
-    if isinstance(left, _BoundBand) and isinstance(right, _BoundBand):
-        return _BoundBand(max(left.low, right.low), min(left.high, right.high), sizes)
-    if isinstance(left, _BoundKeys) and isinstance(right, _BoundKeys):
-        return _BoundKeys(left.allowed & right.allowed, sizes)
-    return _BoundBoth(left, right, sizes)
+    return left.joined(right) or right.joined(left) or _BoundBoth(left, right, sizes)
 
 
 @dataclass(frozen=True)
@@ -590,6 +608,9 @@ class _BoundBoth(Bound):
         rows = self.rows(device)
         assert rows is not None
         return where(rows, last, 0)
+
+    def origins(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        return self.left.origins(device) or self.right.origins(device)
 
     def _band_and_keys(self) -> tuple[_BoundBand | None, _BoundKeys | None]:
         pair = (self.left, self.right)

@@ -141,6 +141,10 @@ class _BoundPart(Bound):
             return super(_BoundPart, self._over_all()).ends(device)
         return _cut(self.bound.ends(device), self.places)
 
+    def origins(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        found = self.bound.origins(device)
+        return None if found is None else (_cut(found[0], self.places), _cut(found[1], self.places))
+
     def _cut_keys(self, device: torch.device) -> Tensor | None:
         if not self.bound.scans:
             found = self.bound.keys(device)

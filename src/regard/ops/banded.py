@@ -77,7 +77,7 @@ def banded(call: Call, execute: Callable[[Call], Tensor]) -> Tensor:
 
     part = replace(
         call,
-        form=_cut_form(call.form, cut, beside),
+        form=cut_form(call.form, cut, beside),
         value=beside(call.value),
         query=None,
         key=beside(call.key),
@@ -98,7 +98,8 @@ def _blocks(reach: Reach) -> _Blocks:
     return _Blocks(rows, math.ceil(left / rows), math.ceil(right / rows))
 
 
-def _cut_form(form: Form, cut: Callable[..., Tensor], beside: Callable[..., Tensor]) -> Form:
+def cut_form(form: Form, cut: Callable[..., Tensor], beside: Callable[..., Tensor]) -> Form:
+    """A form of some of its rows: what has rows of queries is cut by one function, what has rows of keys by the other."""
     if isinstance(form, AdditiveForm):
         return replace(form, a=cut(form.a), u=beside(form.u))
     assert isinstance(form, BilinearForm)

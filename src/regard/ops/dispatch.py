@@ -19,6 +19,7 @@ from regard.ops.edges import EdgeCall
 from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_worthwhile
 from regard.ops.hashed import HashedCall
+from regard.ops.packed import packed, why_not_packed
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
@@ -127,6 +128,8 @@ def _alone(call: Call, impl: str) -> Dispatch:
         if torch._C._are_functorch_transforms_active():
             return Dispatch("dense", "torch.func takes no hand-written gradient")
         return Dispatch("chunked", "tokens sorted by bucket: each chunk reads its neighbours")
+    if call.mask is not None and why_not_packed(call) is None and not torch.compiler.is_compiling():
+        return Dispatch("packed", "sequences end to end: each by itself, those of about one length together")
     if call.mask is not None and why_not_banded(call) is None and not torch.compiler.is_compiling():
         return Dispatch(
             "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
@@ -213,8 +216,9 @@ def _run(call: Call, path: str) -> Tensor:
         return dense(call)
     if path == "fused":
         return fused(call)
-    if path == "banded":
-        return banded(call, lambda part: _run(part, _alone(part, "auto").path))
+    if path in ("banded", "packed"):
+        cut = banded if path == "banded" else packed
+        return cut(call, lambda part: _run(part, _alone(part, "auto").path))
     if path == "chunked" and isinstance(call, HashedCall):
         return call.chunked()
     if isinstance(call, EdgeCall) and call.why_not_segment() is None:

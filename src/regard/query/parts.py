@@ -14,6 +14,7 @@ from regard.general.masks import Bound, Keys, Mask, Sizes, as_mask
 from regard.general.scores.base import width
 from regard.ops.banded import Reach
 from regard.ops.dispatch import autocasting
+from regard.ops.packed import Pieces
 
 
 class Others(Mask):
@@ -94,6 +95,10 @@ class _BoundFilled(Bound):
         reach = self.bound.reach
         return reach if reach is None or reach.real is None else reach._replace(real=self._spread(reach.real, 1))
 
+    @property
+    def pieces(self) -> Pieces | None:
+        return self.bound.pieces
+
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self._spread(self.bound.tile(i, j, device), 2)
 
@@ -115,6 +120,9 @@ class _BoundFilled(Bound):
 
     def ends(self, device: torch.device) -> Tensor:
         return self._spread(self.bound.ends(device), 1)
+
+    def origins(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        return self.bound.origins(device)
 
     def _spread(self, x: Tensor, own: int) -> Tensor:
         """Insert the axis of heads before the mask's own last axes."""

@@ -60,6 +60,7 @@ class Hard(Alignment):
     """
 
     is_random = True
+    is_rowwise = True
 
     def __init__(
         self, gradient: str = "straight-through", temperature: float = 1.0, evaluation: str = "argmax"

@@ -84,6 +84,7 @@ class Local(Alignment):
         torch.Size([2, 6, 4])
     """
 
+    is_rowwise = True
     splits = True
     of_queries = ("position",)
 
@@ -119,9 +120,11 @@ class Local(Alignment):
 
     def positions(self, call: Call) -> Tensor:
         """The real positions p, (..., Nq)."""
+        origins = call.mask.origins(call.device) if isinstance(call.mask, Bound) else None
         if self.position == "monotonic":
             dtype = torch.promote_types(call.value.dtype, torch.float32)
-            return torch.arange(call.start, call.start + call.nq, device=call.device, dtype=dtype)
+            place = torch.arange(call.start, call.start + call.nq, device=call.device, dtype=dtype)
+            return place if origins is None else place - origins[0] + origins[1]
         if call.query is None:
             fix = "Fix: give a query, or use position='monotonic'."
             raise ValueError(refusal("query", None, "a query, since the position is predicted from it", fix))
@@ -129,7 +132,11 @@ class Local(Alignment):
             got = f"width {call.query.shape[-1]}"
             raise ValueError(refusal("query", got, f"query_dim={self.W_p.shape[-1]} of the local alignment"))
         place = torch.sigmoid(wide(torch.tanh(call.query @ self.W_p.mT) @ self.w_p))
-        return place * self.length(call).to(place.dtype)
+        length = self.length(call)
+        if origins is None:
+            return place * length.to(place.dtype)
+        first = torch.minimum(origins[1], length)
+        return first + place * (length - first).to(place.dtype)
 
     @staticmethod
     def length(call: Call) -> Tensor:
@@ -160,7 +167,7 @@ class Local(Alignment):
         distance = where(allowed, (j - p).abs(), math.inf)
         # The first of equals: the lower position.
         nearest = (distance == distance.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1, keepdim=True)
-        fallback = (j == nearest) & allowed
+        fallback = (torch.arange(scores.shape[-1], device=scores.device) == nearest) & allowed
         return torch.where(window.any(-1, keepdim=True), window, fallback)
 
     def inside(self, p: Tensor, j: Tensor) -> Tensor:

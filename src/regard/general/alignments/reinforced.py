@@ -98,6 +98,7 @@ class Reinforced(Alignment):
     """
 
     is_random = True
+    is_rowwise = True
     of_keys = ("selected",)
 
     def __init__(
@@ -198,6 +199,7 @@ class ReinforcedPairs(Reinforced):
         super().__init__(key_dim, hidden_dim, context, evaluation)
         self.head_policy = Selector(key_dim, hidden_dim, context)
 
+    is_rowwise = False  # a query that is not selected reads the mean of all
     splits = False
 
     def prepare(self, call: Call) -> Mapping[str, Any]:

@@ -50,6 +50,8 @@ class Soft(Alignment):
         torch.Size([2, 3, 4])
     """
 
+    is_rowwise = True
+
     def __init__(self, temperature: float = 1.0, learnable: bool = False) -> None:
         super().__init__()
         if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:

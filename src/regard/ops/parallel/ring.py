@@ -26,7 +26,8 @@ from regard.ops.call import Call
 from regard.ops.folds import Fold, SoftFold, State, finish
 from regard.ops.forms import wide
 from regard.ops.heap import return_freed_memory
-from regard.ops.parallel.sharded import Operand, ShardedCall, bias_beside, facts, rebuilt
+from regard.ops.parallel.sharded import ShardedCall, beside, facts
+from regard.ops.parts import Operand, bias_beside, operands, rebuilt
 
 # Panels between two visits to the allocator, each of which costs as much as half a panel of dot products.
 TIDY_EVERY = 4
@@ -64,7 +65,7 @@ class _Job:
 
     @cached_property
     def operands(self) -> list[Operand]:
-        return list(self.call.operands())
+        return list(operands(self.call))
 
     @cached_property
     def keys(self) -> list[int]:
@@ -111,7 +112,7 @@ class _Job:
     def part(self, tensors: Sequence[Tensor], i: range, owner: int) -> Call:
         """A panel of queries beside the keys of a rank, from operands that are cut to them."""
         given = {operand.name: x for operand, x in zip(self.operands, tensors, strict=True)}
-        return rebuilt(self.call, given, i, self.places(owner))
+        return beside(self.call, given, i, self.places(owner))
 
     def fold(self, part: Call, tensors: Sequence[Tensor]) -> Fold:
         for operand, x in zip(self.operands, tensors, strict=True):
@@ -242,14 +243,14 @@ def _cut(job: _Job, tensors: Sequence[Tensor], held: Sequence[Tensor], i: range)
 def _probe(call: ShardedCall) -> Call:
     """A query and a key of zeros, to learn what does not depend on how many there are."""
     given = {}
-    for operand in call.operands():
+    for operand in operands(call):
         shape = list(operand.tensor.shape)
         if operand.side in ("query", "key"):
             shape[operand.axis] = 1
         if operand.side == "pair":
             shape[-2:] = [1, 1]
         given[operand.name] = operand.tensor.new_zeros(shape) if shape else operand.tensor.detach()
-    return rebuilt(replace(call, mask=None, bias=None), given, range(1), range(1))
+    return rebuilt(replace(call, bias=None), given, range(1), range(1), None)
 
 
 def _learns_unseen(call: ShardedCall) -> str | None:

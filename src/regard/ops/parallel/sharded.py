@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from regard._errors import refusal
 from regard.ops.call import Bias, Call, Tile
-from regard.ops.forms import AdditiveForm, BilinearForm, wide
+from regard.ops.forms import wide
 from regard.ops.parallel.ranks import Ranks, Shard
-
-# Which operands of a form have rows of queries or of keys, and on which axis.
-_ROWS: dict[type, dict[str, tuple[str, int]]] = {
-    BilinearForm: {
-        "query": ("query", -2),
-        "key": ("key", -2),
-        "query_bias": ("query", -1),
-        "key_bias": ("key", -1),
-        "offset": ("all", 0),
-    },
-    AdditiveForm: {"a": ("query", -2), "u": ("key", -2), "weight": ("all", 0)},
-}
-
-
-class Operand(NamedTuple):
-    """A tensor that a call is computed from."""
-
-    name: str
-    tensor: Tensor
-    side: str  # whose rows it has: "query", "key", "pair" for both, or "all" for none
-    axis: int = 0
-
-    def cut(self, i: range, tensor: Tensor | None = None) -> Tensor:
-        """What belongs to some queries of this rank."""
-        tensor = self.tensor if tensor is None else tensor
-        if self.side == "query":
-            return tensor.narrow(self.axis, i.start, len(i))
-        if self.side == "pair" and tensor.shape[-2] != 1:
-            return tensor.narrow(-2, i.start, len(i))
-        return tensor
+from regard.ops.parts import Operand, operands, rebuilt
 
 
 @dataclass(frozen=True)
@@ -62,30 +33,11 @@ class ShardedCall(Call):
     def whole(self) -> Call:
         """This rank's queries beside the keys of all ranks, whose gradients go back to where they came from."""
         given = {operand.name: gathered(operand.tensor, operand.axis, self.shard) for operand in self.key_side()}
-        return rebuilt(self, given, range(self.nq), range(self.shard.n))
+        return beside(self, given, range(self.nq), range(self.shard.n))
 
     def key_side(self) -> list[Operand]:
         """The operands that go round."""
-        return [operand for operand in self.operands() if operand.side == "key"]
-
-    def operands(self) -> Iterator[Operand]:
-        """Every tensor that the result depends on."""
-        for name, (side, axis) in _ROWS[type(self.form)].items():
-            tensor = getattr(self.form, name)
-            if tensor is not None:
-                yield Operand(f"form.{name}", tensor, side, axis)
-        yield Operand("value", self.value, "key", -2)
-        for name in getattr(self.align, "of_queries", ()):
-            yield Operand(f"prepared.{name}", self.prepared[name], "query", -1)
-        for name in getattr(self.align, "of_keys", ()):
-            yield Operand(f"prepared.{name}", self.prepared[name], "key", -1)
-        temperature = self.align.temperature_of_softmax
-        if isinstance(temperature, Tensor):
-            yield Operand("temperature", temperature, "all")
-        if isinstance(self.bias, Tensor):
-            yield Operand("bias", self.bias, "pair")
-        for k, tensor in enumerate(getattr(self.bias, "tensors", ())):
-            yield Operand(f"bias.{k}", tensor, "all")
+        return [operand for operand in operands(self) if operand.side == "key"]
 
     def tile(self, i: range | None = None, j: range | None = None) -> Tile:
         self._incomplete()
@@ -129,46 +81,10 @@ def check_splits(call: Call) -> None:
         raise NotImplementedError(refusal("parallel.context", got, "one that needs no more than a slice", fix))
 
 
-def rebuilt(call: ShardedCall, given: dict[str, Tensor], i: range, j: range) -> Call:
-    """Some queries of this rank beside some keys of all, from operands that are given; others are the call's own.
-
-    Args:
-        call: that of this rank.
-        given: operands by name, cut to these queries and keys.
-        i: the queries, counted from this rank's first.
-        j: the keys, counted from the first of all.
-    """
-    form: dict[str, Any] = {name[5:]: x for name, x in given.items() if name.startswith("form.")}
-    prepared = {name[9:]: x for name, x in given.items() if name.startswith("prepared.")}
-    return Call(
-        form=replace(call.form, **form),
-        value=given["value"],
-        align=call.align,
-        query=None,
-        key=given["form.key"] if "form.key" in given else given["form.u"],
-        mask=None if call.mask is None else call.mask.part(i, j),  # type: ignore[attr-defined]
-        bias=bias_beside(call, given, j),
-        dropout=call.dropout,
-        training=call.training,
-        start=call.start + i.start,
-        seed=call.seed,
-        prepared={**call.prepared, **prepared},
-        single=call.single,
-        first_query=call.first_query + i.start,
-        first_key=j.start,
-    )
-
-
-def bias_beside(call: ShardedCall, given: dict[str, Tensor], j: range) -> Bias | None:
-    """The bias of some keys of all, from tensors that are given."""
-    if isinstance(call.bias, Tensor):
-        bias = given.get("bias", call.bias)
-        return bias if bias.shape[-1] == 1 else bias[..., j.start : j.stop]
-    tensors = tuple(x for name, x in given.items() if name.startswith("bias."))
-    if call.bias is None or not tensors:
-        return call.bias
-    bias_of: Bias = replace(call.bias, tensors=tensors)  # type: ignore[type-var]
-    return bias_of
+def beside(call: ShardedCall, given: dict[str, Tensor], i: range, j: range) -> Call:
+    """Some queries of this rank, counted from its first, beside some keys of all, from operands that are cut to them."""
+    mask = None if call.mask is None else call.mask.part(i, j)  # type: ignore[attr-defined]
+    return rebuilt(call, given, i, j, mask)
 
 
 def with_columns(bias: Bias | None, shard: Shard, single: bool) -> Bias | None:

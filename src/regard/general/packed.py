@@ -1,0 +1,143 @@
+"""A mask of sequences that stand end to end in one, instead of side by side with padding."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from regard._errors import refusal
+from regard.general.masks import Bound, Mask, Sizes, _BoundBand
+from regard.ops.fill import where
+from regard.ops.packed import Pieces
+
+
+class Packed(Mask):
+    """Several sequences end to end: a query attends the keys of its own sequence.
+
+    Nothing is padded, and what is computed grows with the pairs within the sequences. With as many queries as keys in each,
+    `Causal()`, `Window(w)` and other bands may be joined by `&`, and hold within each sequence. A local alignment counts positions from
+    the first key of the sequence.
+
+    Args:
+        lengths: of the sequences, which add up to the number of keys: whole numbers, or a tensor of them on the CPU, so that no device has
+            to be waited for.
+        queries: of the same sequences, in queries, where there are not as many as keys.
+
+    Example:
+        >>> Packed([2, 1]).bind(Sizes((), 3, 3)).tile(range(3), range(3), torch.device("cpu")).int().tolist()
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    """
+
+    def __init__(self, lengths: Sequence[int] | Tensor, queries: Sequence[int] | Tensor | None = None) -> None:
+        self.lengths = _numbers("lengths", lengths)
+        self.queries = self.lengths if queries is None else _numbers("queries", queries)
+        if len(self.queries) != len(self.lengths):
+            expected = f"one for each sequence, {len(self.lengths)}"
+            raise ValueError(refusal("queries", f"{len(self.queries)} numbers", expected))
+
+    def __repr__(self) -> str:
+        asking = "" if self.queries == self.lengths else f", queries={list(self.queries)}"
+        return f"Packed({list(self.lengths)}{asking})"
+
+    def _bind(self, sizes: Sizes) -> Bound:
+        for name, lengths, count, what in (
+            ("lengths", self.lengths, sizes.n, "keys"),
+            ("queries", self.queries, sizes.nq, "queries"),
+        ):
+            if sum(lengths) != count:
+                fix = "Fix: pass queries=…, their number in each sequence." if self.queries == self.lengths else ""
+                raise ValueError(
+                    refusal(name, f"numbers that add up to {sum(lengths)}", f"{count}, as there are {what}", fix)
+                )
+        return _BoundPacked(Pieces(self.queries, self.lengths), sizes)
+
+
+def _numbers(name: str, lengths: object) -> tuple[int, ...]:
+    expected = "whole numbers >= 0, one for each sequence"
+    if isinstance(lengths, Tensor):
+        if lengths.dim() != 1 or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
+            raise TypeError(refusal(name, f"a tensor of {lengths.dtype} with {lengths.dim()} axes", expected))
+        if lengths.device.type != "cpu":
+            fix = "Fix: keep them on the host; .tolist() once, not in every step."
+            raise ValueError(refusal(name, f"a tensor on {lengths.device}", "one on the CPU", fix))
+        lengths = lengths.tolist()
+    if isinstance(lengths, str) or not isinstance(lengths, Sequence):
+        raise TypeError(refusal(name, type(lengths).__name__, expected))
+    if any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in lengths):
+        raise ValueError(refusal(name, repr(list(lengths)), expected))
+    return tuple(lengths)
+
+
+@dataclass(frozen=True)
+class _BoundPacked(Bound):
+    """Every query has an interval of keys: those of its sequence, within a band."""
+
+    sequences: Pieces
+    sizes: Sizes
+
+    @property
+    def pieces(self) -> Pieces:
+        return self.sequences
+
+    def joined(self, other: Bound) -> Bound | None:
+        pieces = self.sequences
+        if not isinstance(other, _BoundBand) or pieces.queries != pieces.keys:
+            return None
+        low, high = max(pieces.low, other.low), min(pieces.high, other.high)
+        return replace(self, sequences=pieces._replace(low=low, high=high))
+
+    def tile(self, i: range, j: range, device: torch.device) -> Tensor:
+        key = torch.arange(j.start, j.stop, device=device)
+        first, end = (x[i.start : i.stop, None] for x in self._intervals(device))
+        return (key >= first) & (key < end)
+
+    def meets(self, i: range, j: range) -> bool:
+        if not i or not j:
+            return False
+        queries, keys = ((0, *accumulate(lengths)) for lengths in (self.sequences.queries, self.sequences.keys))
+        first, last = (bisect_right(queries, row) - 1 for row in (i[0], i[-1]))
+        low, high = max(keys[first], i[0] + self.sequences.low), min(keys[last + 1] - 1, i[-1] + self.sequences.high)
+        return max(low, j[0]) <= min(high, j[-1])
+
+    def keys(self, device: torch.device) -> Tensor:
+        # A key has an interval of queries, likewise.
+        turned = Pieces(self.sequences.keys, self.sequences.queries, -self.sequences.high, -self.sequences.low)
+        first, end = _BoundPacked(turned, replace(self.sizes, nq=self.sizes.n, n=self.sizes.nq))._intervals(device)
+        return end > first
+
+    def rows(self, device: torch.device) -> Tensor:
+        first, end = self._intervals(device)
+        return end > first
+
+    def ends(self, device: torch.device) -> Tensor:
+        first, end = self._intervals(device)
+        return where(end > first, end, 0)
+
+    def origins(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        first_query, first, _ = self._sequences(device)
+        return first_query, first
+
+    def _intervals(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """First key, and one more than the last, of each query, (Nq,)."""
+        _, first, end = self._sequences(device)
+        low, high = self.sequences.low, self.sequences.high
+        i = torch.arange(self.sizes.nq, device=device)
+        first = first if low == -math.inf else torch.maximum(first, i + int(low))
+        return first, end if high == math.inf else torch.minimum(end, i + int(high) + 1)
+
+    def _sequences(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """First query, first key, and one more than the last key, of each query's sequence."""
+        if device not in self.memo:
+            queries, keys = (torch.tensor(x, device=device, dtype=torch.int64) for x in self.sequences[:2])
+            end = keys.cumsum(0)
+            facts = (queries.cumsum(0) - queries, end - keys, end)
+            # Given the sum, the host need not ask the device how many there are.
+            self.memo[device] = tuple(x.repeat_interleave(queries, output_size=self.sizes.nq) for x in facts)
+        found: tuple[Tensor, Tensor, Tensor] = self.memo[device]
+        return found

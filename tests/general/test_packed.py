@@ -1,0 +1,93 @@
+"""The mask of sequences end to end: what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard as rg
+from regard.general.masks import Sizes
+
+CPU = torch.device("cpu")
+SEQUENCES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=6)
+BANDS = st.one_of(st.none(), st.tuples(st.integers(-4, 4), st.integers(-4, 4)))
+
+
+def written_out(queries: list[int], keys: list[int]) -> torch.Tensor:
+    """Pair by pair."""
+    of_query = [s for s, count in enumerate(queries) for _ in range(count)]
+    of_key = [s for s, count in enumerate(keys) for _ in range(count)]
+    pairs = [[s == t for t in of_key] for s in of_query]
+    return torch.tensor(pairs, dtype=torch.bool).reshape(len(of_query), len(of_key))
+
+
+@given(SEQUENCES, BANDS, st.booleans())
+def test_it_says_pair_by_pair_what_it_says_at_once(sequences, band, alike):
+    queries, keys = [q for q, _ in sequences], [k for _, k in sequences]
+    queries = keys if alike else queries
+    mask, expected = rg.Packed(keys, queries), written_out(queries, keys)
+    sizes = Sizes((2,), sum(queries), sum(keys))
+    if band is not None:
+        expected = expected & rg.Band(*band).bind(sizes).tile(range(sizes.nq), range(sizes.n), CPU)
+        mask = mask & rg.Band(*band)
+    bound = mask.bind(sizes)
+    assert torch.equal(bound.tile(range(sizes.nq), range(sizes.n), CPU).expand_as(expected), expected)
+    assert torch.equal(bound.keys(CPU).expand(sizes.n), expected.any(-2))
+    assert torch.equal(bound.rows(CPU).expand(sizes.nq), expected.any(-1))
+    last = (expected * torch.arange(1, sizes.n + 1)).amax(-1) if sizes.n else torch.zeros(sizes.nq, dtype=torch.long)
+    assert torch.equal(bound.ends(CPU).expand(sizes.nq), last)
+    for i in (range(0, sizes.nq // 2), range(sizes.nq // 3, sizes.nq)):
+        for j in (range(0, sizes.n // 2), range(sizes.n // 3, sizes.n)):
+            seen = bool(expected[i.start : i.stop, j.start : j.stop].any())
+            assert bound.meets(i, j) or not seen
+            assert torch.equal(
+                bound.tile(i, j, CPU).expand(len(i), len(j)), expected[i.start : i.stop, j.start : j.stop]
+            )
+
+
+def test_bands_hold_within_each_sequence_without_being_written_out():
+    bound = (rg.Causal() & rg.Packed([3, 4]) & rg.Window(1)).bind(Sizes((), 7, 7))
+    assert bound.pieces is not None
+    assert (bound.pieces.low, bound.pieces.high) == (-1, 0)
+    assert (rg.Packed([3, 4], [2, 5]) & rg.Causal()).bind(Sizes((), 7, 7)).pieces is None
+    assert (rg.Packed([3, 4]) & rg.Keys(torch.ones(7, dtype=torch.bool))).bind(Sizes((), 7, 7)).pieces is None
+
+
+def test_lengths_may_be_a_tensor():
+    assert repr(rg.Packed(torch.tensor([2, 3]), queries=[1, 1])) == "Packed([2, 3], queries=[1, 1])"
+    assert repr(rg.Packed((2, 0))) == "Packed([2, 0])"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([2, -1], ValueError, r"lengths: got \[2, -1\], expected whole numbers >= 0"),
+        ([2, 1.5], ValueError, r"lengths: got \[2, 1.5\]"),
+        ([True], ValueError, r"lengths: got \[True\]"),
+        (7, TypeError, "lengths: got int, expected whole numbers >= 0, one for each sequence"),
+        ("21", TypeError, "lengths: got str"),
+        (torch.tensor([1.0]), TypeError, "lengths: got a tensor of torch.float32 with 1 axes"),
+        (torch.tensor([[1]]), TypeError, "with 2 axes"),
+        (torch.tensor([-1]), ValueError, r"lengths: got \[-1\]"),
+        (
+            torch.ones(1, dtype=torch.int64, device="meta"),
+            ValueError,
+            "lengths: got a tensor on meta.*Fix: keep them on the host",
+        ),
+    ],
+)
+def test_what_is_no_list_of_lengths_is_refused(lengths, error, message):
+    with pytest.raises(error, match=message):
+        rg.Packed(lengths)
+
+
+def test_lengths_that_do_not_add_up_are_refused():
+    attend, x = rg.Attention("dot"), torch.randn(7, 3)
+    with pytest.raises(ValueError, match="lengths: got numbers that add up to 5, expected 7, as there are keys"):
+        attend(x, x, mask=rg.Packed([2, 3]))
+    with pytest.raises(ValueError, match=r"queries: got numbers that add up to 7, expected 4.*Fix: pass queries="):
+        attend(x[:4], x, mask=rg.Packed([4, 3]))
+    with pytest.raises(ValueError, match="queries: got 1 numbers, expected one for each sequence, 2"):
+        rg.Packed([2, 3], queries=[5])
