@@ -152,7 +152,7 @@ def test_pairs_that_are_computed_are_few(monkeypatch):
         return run(call, path)
 
     monkeypatch.setattr(dispatch, "_run", counting)
-    lengths = [300, 299, 200, *[40] * 20, *[3] * 50]
+    lengths = [300, 299, 200, *[40] * 20, *[38] * 9, *[3] * 50]
     x = normal(1, sum(lengths), 3)
     rg.Attention("dot")(x, x, mask=rg.Packed(lengths))
     assert sum(counted) <= WASTE * sum(n * n for n in lengths)
@@ -162,10 +162,12 @@ def test_pairs_that_are_computed_are_few(monkeypatch):
 def test_groups_hold_every_sequence_once_and_little_padding():
     generator = torch.Generator().manual_seed(0)
     queries, keys = (torch.randint(40, (60,), generator=generator).tolist() for _ in range(2))
-    groups = list(_groups(Pieces(tuple(queries), tuple(keys))))
+    groups = list(_groups(Pieces(tuple(queries), tuple(keys)), 800))
     asked = sorted(i for group in groups for each in group for i in each.i)
     assert asked == list(range(sum(queries)))
+    assert any(len(group) > 1 for group in groups)
     for group in groups:
+        assert len(group) == 1 or all(len(each.i) * len(each.j) <= 800 for each in group)
         padded = max(len(each.i) for each in group) * max(len(each.j) for each in group)
         assert all(padded <= WASTE * len(each.i) * len(each.j) for each in group) or not group[0].j
 

@@ -25,6 +25,7 @@ QUESTIONS = {
     "feature-cpu": ("regard.bench.feature_cpu", "cpu"),
     "graph-cpu": ("regard.bench.graph_cpu", "cpu"),
     "graph-gpu": ("regard.bench.graph_gpu", "cuda"),
+    "packed": ("regard.bench.packed", "cpu"),
     "parallel-cpu": ("regard.bench.parallel_cpu", "cpu"),
     "oversmoothing": ("regard.bench.oversmoothing", "cpu"),
     "capsules": ("regard.bench.capsules", "cpu"),

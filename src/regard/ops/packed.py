@@ -19,10 +19,12 @@ from torch import Tensor
 
 from regard.ops.banded import Reach, cut_form
 from regard.ops.call import Call
-from regard.ops.parts import part
+from regard.ops.parts import rebuilt, split
 
 # Pairs that are computed, padding included, for each that is asked for: more than that is another group of sequences.
 WASTE = 2.0
+# Pairs from which a sequence goes alone: there what is computed in vain costs more than another call.
+ALONE_ON_CPU, ALONE_ON_DEVICE = 1 << 12, 1 << 22
 # It pays where so many times fewer pairs are left.
 WORTHWHILE = 2
 
@@ -41,6 +43,7 @@ class Pieces(NamedTuple):
 
 
 class _Sequence(NamedTuple):
+    place: int  # among the sequences
     i: range  # its queries, and its keys
     j: range
 
@@ -63,8 +66,15 @@ def packed(call: Call, execute: Callable[[Call], Tensor]) -> Tensor:
     assert pieces is not None
     plain = call.align.temperature_of_softmax is not None and call.seed is None and call.bias is None
     found, order = [], []
-    for group in _groups(pieces) if plain else ([each] for each in _sequences(pieces) if each.i):
-        found.append(_together(call, pieces, group, execute))
+    most = ALONE_ON_CPU if call.device.type == "cpu" else ALONE_ON_DEVICE
+    alone = split(call, pieces.queries, pieces.keys)
+    for group in _groups(pieces, most // max(1, math.prod(call.lead)) if plain else 0):
+        if len(group) == 1 and group[0].j:
+            s, i, j = group[0]
+            within = _Within.of(pieces, len(i), len(j), None)
+            found.append(execute(rebuilt(call, alone[s], i, j, within)))
+        else:
+            found.append(_together(call, pieces, group, execute))
         order += [i for each in group for i in each.i]
     context = torch.cat(found, -2) if found else call.value.new_zeros(*call.lead, 0, call.value.shape[-1])
     if order == list(range(call.nq)):
@@ -82,14 +92,20 @@ def _sequences(pieces: Pieces) -> Iterator[_Sequence]:
     """Every sequence."""
     queries, keys = ((0, *accumulate(lengths)) for lengths in (pieces.queries, pieces.keys))
     for s in range(len(pieces.queries)):
-        yield _Sequence(range(queries[s], queries[s + 1]), range(keys[s], keys[s + 1]))
+        yield _Sequence(s, range(queries[s], queries[s + 1]), range(keys[s], keys[s + 1]))
 
 
-def _groups(pieces: Pieces) -> Iterator[list[_Sequence]]:
-    """Those that ask, the longest first, put together while little of what is computed is padding."""
+def _groups(pieces: Pieces, most: int) -> Iterator[list[_Sequence]]:
+    """Those that ask: of more than so many pairs each by itself, others together while little of what is computed is padding."""
+    few = []
+    for each in _sequences(pieces):
+        if len(each.i) * len(each.j) > most:
+            yield [each]
+        elif each.i:
+            few.append(each)
     group: list[_Sequence] = []
     rows = columns = least = 0
-    for each in sorted((s for s in _sequences(pieces) if s.i), key=lambda s: (len(s.j), len(s.i)), reverse=True):
+    for each in sorted(few, key=lambda s: (len(s.j), len(s.i)), reverse=True):
         q, k = len(each.i), len(each.j)
         if group and max(rows, q) * columns > WASTE * min(least, q * k):
             yield group
@@ -106,10 +122,6 @@ def _together(call: Call, pieces: Pieces, group: list[_Sequence], execute: Calla
     """The contexts of some sequences, one after the other: (..., their queries, d_v)."""
     if not group[0].j:
         return call.value.new_zeros(*call.lead, sum(len(each.i) for each in group), call.value.shape[-1])
-    if len(group) == 1:
-        i, j = group[0]
-        within = _Within.of(pieces, len(i), len(j), None)
-        return execute(part(call, i, j, within))
     queries = _Padded.of([each.i for each in group], call)
     keys = _Padded.of([each.j for each in group], call)
     real = None if keys.is_full or pieces.high <= 0 else keys.real

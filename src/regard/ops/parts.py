@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -62,13 +62,21 @@ def operands(call: Call) -> Iterator[Operand]:
         yield Operand(f"bias.{k}", tensor, "all")
 
 
-def part(call: Call, i: range, j: range, mask: Mask | None) -> Call:
-    """Some queries beside some keys, under a mask of their own; nothing is copied."""
-    given = {}
-    for operand in operands(call):
-        x = operand.cut(i)
-        given[operand.name] = x.narrow(operand.axis, j.start, len(j)) if operand.side == "key" else x
-    return rebuilt(call, given, i, j, mask)
+def split(call: Call, queries: Sequence[int], keys: Sequence[int]) -> list[dict[str, Tensor]]:
+    """The operands of slices that follow each other, of so many queries and keys each, as views.
+
+    Each operand is cut once, so that its gradient is put together once, not added to once a slice.
+    """
+    found: list[dict[str, Tensor]] = [{} for _ in queries]
+    for name, tensor, side, axis in operands(call):
+        cut: Sequence[Tensor] = [tensor] * len(found)
+        if side == "pair" and tensor.shape[-2] != 1:
+            cut = tensor.split(list(queries), -2)
+        elif side in ("query", "key"):
+            cut = tensor.split(list(queries if side == "query" else keys), axis)
+        for given, x in zip(found, cut, strict=True):
+            given[name] = x
+    return found
 
 
 def rebuilt(call: Call, given: Mapping[str, Tensor], i: range, j: range, mask: Mask | None) -> Call:
