@@ -123,3 +123,53 @@ def test_an_empty_trace_says_that_it_is_empty():
         AttributeError, match=r"nothing was recorded, so there is no 'weights'; did the model run inside"
     ):
         _ = trace.weights
+
+
+@pytest.mark.parametrize("features", [None, 4])
+@pytest.mark.parametrize("impl", ["auto", "dense"])
+def test_weights_of_chosen_queries_are_rows_of_all(features, impl):
+    attend = rg.Attention("additive", query_dim=3, key_dim=5, hidden_dim=2, features=features).double()
+    query, key = torch.randn(2, 11, 3).double(), torch.randn(1, 7, 5).double()
+    value = torch.randn(2, 7, 4).double()
+    with rg.execution(impl, panel=2), rg.record(attend) as trace:
+        attend(query, key, value, mask=rg.Padding(torch.tensor([7, 2])))
+        chosen = trace.weights_of([3, 4, 5, 0, -1])
+        assert torch.equal(chosen, trace.weights[:, [3, 4, 5, 0, 10]])
+        assert torch.equal(trace.weights_of(6), trace.weights[:, 6:7])
+    chosen.square().sum().backward()
+    assert attend.score.W1.grad.abs().sum() > 0
+
+
+def test_no_other_queries_are_computed(monkeypatch):
+    attend, x = rg.Attention("dot"), torch.randn(1000, 3)
+    with rg.record(attend) as trace:
+        attend(x, x)
+    seen = []
+    weights = type(trace.call).weights
+    monkeypatch.setattr(
+        type(trace.call), "weights", lambda self, i=None, **given: seen.append(i) or weights(self, i, **given)
+    )
+    trace.weights_of([500, 501, 7])
+    assert seen == [range(500, 502), range(7, 8)]
+
+
+@pytest.mark.parametrize("queries", [[], [11], [-12], [1.5], [True], "a"])
+def test_places_that_are_none_are_refused(queries):
+    attend, x = rg.Attention("dot"), torch.randn(11, 3)
+    with rg.record(attend) as trace:
+        attend(x, x)
+    with pytest.raises(ValueError, match="queries: got .*whole numbers from -11 to 10"):
+        trace.weights_of(queries)
+
+
+def test_weights_of_a_single_query_or_of_edges_are_refused():
+    attend, x = rg.Attention("dot"), torch.randn(11, 3)
+    with rg.record(attend) as trace:
+        attend(x[0], x)
+    with pytest.raises(ValueError, match="weights_of: the call had a single query"):
+        trace.weights_of(0)
+    layer = rg.GraphAttention(3, 1)
+    with rg.record(layer) as trace:
+        layer(x, torch.tensor([[0, 1], [1, 2]]))
+    with pytest.raises(ValueError, match="weights_of: along edges there is a weight for each edge"):
+        trace.weights_of(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from regard.general.alignments.base import softmax
 from regard.observe.fields import FIELDS, asking, compute, shown
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call
-from regard.ops.dispatch import wants_dense
+from regard.ops.dispatch import rows_of_panel, wants_dense
 from regard.ops.edges import EdgeCall
 
 ADOPT = "Attention of torch or Hugging Face is seen after regard.adopt(model)."
@@ -66,6 +66,27 @@ class Recorded:
     def weights(self) -> Tensor:
         """Weights (..., Nq, N), with features last when multi-dimensional; before dropout."""
         return self._get("weights")
+
+    def weights_of(self, queries: int | Sequence[int]) -> Tensor:
+        """Weights of some queries, (..., how many, N) and features last, in the order they are asked for; no others are computed.
+
+        Args:
+            queries: their places; from the end where negative.
+        """
+        call = self.call
+        if isinstance(call, EdgeCall):
+            raise ValueError(
+                "weights_of: along edges there is a weight for each edge. Fix: trace.weights, (..., edges)."
+            )
+        if call.single:
+            raise ValueError("weights_of: the call had a single query. Fix: trace.weights is its row.")
+        wanted = _places(queries, call.nq)
+        runs = _runs(wanted, rows_of_panel(call))
+        with torch.set_grad_enabled(self._graded and torch.is_grad_enabled()), asking(call):
+            found = [call.weights(run, tiled=not wants_dense()) for run in runs]
+        features = () if call.form.features is None else (call.form.features,)
+        whole = torch.cat(found, -2).expand(*call.lead, *features, len(wanted), call.n)
+        return shown(call, whole, -2)
 
     @property
     def scores(self) -> Tensor:
@@ -166,6 +187,27 @@ class Recorded:
         if self._multi:
             fields["multi"] = torch.ones(())
         return Recorded(self.path, None, fields)
+
+
+def _places(queries: int | Sequence[int], count: int) -> list[int]:
+    """Places of queries among so many, counted from the first."""
+    given = [queries] if isinstance(queries, int) else list(queries)
+    whole = all(isinstance(i, int) and not isinstance(i, bool) and -count <= i < count for i in given)
+    if not given or not whole:
+        expected = f"places of queries, whole numbers from {-count} to {count - 1}, at least one"
+        raise ValueError(refusal("queries", repr(queries), expected))
+    return [i % count for i in given]
+
+
+def _runs(places: Sequence[int], most: int) -> list[range]:
+    """Neighbours that follow each other, as ranges of up to so many."""
+    runs: list[range] = []
+    for i in places:
+        if runs and i == runs[-1].stop and len(runs[-1]) < most:
+            runs[-1] = range(runs[-1].start, i + 1)
+        else:
+            runs.append(range(i, i + 1))
+    return runs
 
 
 def _made_of(call: Call) -> Iterator[Tensor]:
