@@ -47,8 +47,16 @@ def training_loss(model: TaskModel, batch: Batch) -> Tensor:
     The reward of an example is the log-probability of what is right, and is held against the mean of the others' (REINFORCE with a
     leave-one-out baseline: Kool et al. 2019, https://openreview.net/forum?id=r1lgTGL5DE).
     """
-    if not any(isinstance(module, Alignment) and module.learns_by_reward for module in model.modules()):
+    if not _learns_by_reward(model):
         return model.loss(model(batch), batch)
+    return _rewarded_loss(model, batch)
+
+
+def _learns_by_reward(model: TaskModel) -> bool:
+    return any(isinstance(module, Alignment) and module.learns_by_reward for module in model.modules())
+
+
+def _rewarded_loss(model: TaskModel, batch: Batch) -> Tensor:
     with record(model) as trace:
         prediction = model(batch)
     reward = model.output.reward(prediction, batch).detach()
@@ -63,9 +71,13 @@ class _Loss(nn.Module):
     def __init__(self, model: TaskModel) -> None:
         super().__init__()
         self.model = model
+        # To look at every module in every update takes the host as long as a small layer.
+        self.by_reward = _learns_by_reward(model)
 
     def forward(self, held: _Held) -> Tensor:
-        return training_loss(self.model, held.batch)
+        if self.by_reward:
+            return _rewarded_loss(self.model, held.batch)
+        return self.model.loss(self.model(held.batch), held.batch)
 
 
 class _Held:
