@@ -38,6 +38,8 @@ def test_every_cell_says_what_a_call_takes() -> None:
     assert "| activated general | fused; banded (window); blockwise (float64) | fused; blockwise (float64) |" in gpu
     assert "| additive (GATv2), along edges | fused; blockwise (float64) |" in gpu
     assert "| — |" in gpu
+    (sparse,) = (line for line in gpu.splitlines() if line.startswith("| additive |"))
+    assert sparse.endswith(" | fused; blockwise (float64) | blockwise |")
 
 
 @pytest.mark.parametrize(

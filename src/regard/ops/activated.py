@@ -73,7 +73,7 @@ def activated_kernel(call: Call) -> Tensor:
 
 
 def _activation(form: BilinearForm) -> str:
-    return "identity" if form.activation is None else form.activation.spec
+    return "identity" if form.activation is None else form.activation.known
 
 
 def _dtype(call: Call) -> torch.dtype:

@@ -19,6 +19,7 @@ from regard.ops.edges import EdgeCall
 from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_worthwhile
 from regard.ops.hashed import HashedCall
+from regard.ops.kernels import by_panels
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
@@ -140,9 +141,16 @@ def _alone(call: Call, impl: str) -> Dispatch:
     if torch._C._are_functorch_transforms_active():
         return Dispatch("dense", f"{because}torch.func takes neither recomputation nor gradients of operators")
     if reason is None:
-        return Dispatch("fused", f"{_described(call)}: our kernel")
+        how = f"{_panels(call)}, scores by our kernel" if by_panels(call) else "our kernel"
+        return Dispatch("fused", f"{_described(call)}: {how}")
+    form = call.form
+    kernel = isinstance(form, AdditiveForm) and form.why_not_by_kernel(call.device_type) is None
+    return Dispatch("blockwise", f"{reason}; {_panels(call)}{', scores by our kernel' if kernel else ''}")
+
+
+def _panels(call: Call) -> str:
     rows = rows_of_panel(call)
-    return Dispatch("blockwise", f"{reason}; {math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows")
+    return f"{math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows"
 
 
 def _described(call: Call) -> str:
@@ -212,7 +220,7 @@ def _run(call: Call, path: str) -> Tensor:
     if path == "dense":
         return dense(call)
     if path == "fused":
-        return fused(call)
+        return fused(call, _overrides[-1].rows if _overrides else None)
     if path == "banded":
         return banded(call, lambda part: _run(part, _alone(part, "auto").path))
     if path == "chunked" and isinstance(call, HashedCall):

@@ -24,7 +24,7 @@ def why_not_multi(call: Call) -> str | None:
         return "a bias on multi-dimensional scores"
     if form.a.dtype not in KERNEL_DTYPES or call.value.dtype not in KERNEL_DTYPES:
         return f"{torch.promote_types(form.a.dtype, call.value.dtype)}"
-    problem = kernel_problem("multi", form.activation.spec)
+    problem = kernel_problem("multi", form.activation.known)
     if problem:
         return problem
     from regard.ops.triton.align import why_not_align

@@ -49,6 +49,8 @@ class Entmax(Alignment):
         torch.Size([2, 6, 4])
     """
 
+    reads_panels = True
+
     def __init__(self, alpha: float = 1.5, learnable: bool = False) -> None:
         super().__init__()
         if not isinstance(alpha, int | float) or not 1 <= alpha < math.inf:

@@ -7,15 +7,12 @@ from torch import Tensor
 
 from regard.ops.triton import additive_exact, additive_grads
 from regard.ops.triton.additive_sine import Sine, plan_size, prologue
-from regard.ops.triton.additive_tile import CODES, Conditions, Exact
+from regard.ops.triton.additive_tile import Conditions, Exact, supports
 from regard.ops.triton.align import ALL, FLAT, Align
 
+__all__ = ["additive", "supports"]
+
 HALVES = (torch.float16, torch.bfloat16)
-
-
-def supports(act: str) -> bool:
-    """Whether the kernels know an activation."""
-    return act.partition(":")[0] in CODES and not act.startswith("tanh:")
 
 
 def _uses_sines(a: Tensor, act: str, given: Conditions) -> bool:
