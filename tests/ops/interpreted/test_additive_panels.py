@@ -67,18 +67,25 @@ def test_a_program_that_reads_all_of_the_other_side_is_as_exact(act: str, monkey
 
 
 @pytest.mark.parametrize("programs", [1, 5, 512])
-def test_parts_are_no_more_than_there_are_tiles(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_program_has_a_place_of_its_own(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that wrote to one place would race on a device, where the interpreter runs one after the other."""
     monkeypatch.setattr(additive_panel, "PROGRAMS", programs)
     grids: list[tuple[int, ...]] = []
     real = additive_panel.side_kernel
 
     class Noted:
         def __getitem__(self, grid: tuple[int, ...]) -> object:
-            grids.append(grid)
-            return real[grid]
+            def launch(*args: Tensor, **kwargs: object) -> None:
+                grids.append(grid)
+                real[grid](*args, **kwargs)
+                dx, dw = args[8], args[9]
+                assert (dx != 0).all()
+                assert kwargs["KEYS"] or (dw != 0).all()
+
+            return launch
 
     monkeypatch.setattr(additive_panel, "side_kernel", Noted())
-    check(Panel(), "cpu", monkeypatch)
+    check(Panel(width=2), "cpu", monkeypatch)
     # Blocks of the side that is owned, parts of the other, leading entries: 70 queries, 131 keys.
     assert grids[:2] == {1: [(2, 1, 1), (3, 1, 1)], 5: [(2, 2, 1), (3, 1, 1)], 512: [(2, 3, 1), (3, 2, 1)]}[programs]
 
