@@ -98,6 +98,31 @@ def test_transforms_of_functions_take_the_equation_on_any_device(attend: rg.Atte
     assert paths == ["dense"]
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    ("attend", "path"),
+    [
+        (rg.Attention("additive", query_dim=8, key_dim=8, hidden_dim=8), "fused"),
+        (rg.Attention("additive", query_dim=8, key_dim=8, hidden_dim=8, features=8), "fused"),
+        (rg.Attention("activated-general", "local-monotonic", query_dim=8, key_dim=8, window=3), "fused"),
+        (rg.Attention("additive", query_dim=8, key_dim=8, hidden_dim=8, dropout=0.1), "dense"),
+        (rg.Attention("additive", rg.Hard("gumbel"), query_dim=8, key_dim=8, hidden_dim=8), "dense"),
+        (rg.Attention("additive", "sparsemax", query_dim=8, key_dim=8, hidden_dim=8), "dense"),
+    ],
+    ids=["additive", "multi", "activated", "dropout", "random", "panels"],
+)
+def test_vmap_alone_takes_kernels_that_draw_nothing(attend: rg.Attention, path: str) -> None:
+    x, paths = torch.randn(2, 1, 5000, 8), []
+
+    def function(y: torch.Tensor) -> torch.Tensor:
+        paths.append(rg.explain_dispatch(attend, y, y, device="cuda").path)
+        return y.sum()
+
+    torch.func.vmap(function, randomness="different")(x)
+    torch.func.vmap(torch.func.grad(function), randomness="different")(x)
+    assert paths == [path, "dense"]
+
+
 def test_a_device_has_a_type() -> None:
     x = torch.randn(2, 3, 4)
     with pytest.raises(ValueError, match=r"device.*'tpu'.*'cpu' or 'cuda'"):

@@ -9,6 +9,7 @@ from regard.ops.axes import KERNEL_DTYPES, four_axes, mask_axes
 from regard.ops.call import Call
 from regard.ops.forms import BilinearForm
 from regard.ops.ready import kernel_problem
+from regard.ops.transforms import transformed
 
 # Widths of keys and values whose tiles fit a processor.
 WIDEST = 256
@@ -62,7 +63,7 @@ def activated_kernel(call: Call) -> Tensor:
     mask = None if allowed is None else mask_axes(allowed, lead).to(torch.uint8)
     tensors = (q, k, v, offset, bias, rate, position, mask, seed)
     operands = (*tensors, causal, float(form.scale), number, _activation(form), numbers, kinds)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed():
         out: Tensor = torch.ops.regard.bilinear_attention(*operands)[0]
     else:
         from regard.ops.triton.bilinear_attend import bilinear_attention

@@ -19,10 +19,11 @@ from regard.ops.edges import EdgeCall
 from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_worthwhile
 from regard.ops.hashed import HashedCall
-from regard.ops.kernels import by_panels
+from regard.ops.kernels import by_panels, mapped
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
+from regard.ops.transforms import transformed
 
 IMPLS = ("auto", "dense", "blockwise", "fused")
 
@@ -125,7 +126,7 @@ def _alone(call: Call, impl: str) -> Dispatch:
     if isinstance(call, EdgeCall):
         return _along_edges(call)
     if isinstance(call, HashedCall) and call.why_not_chunked() is None:
-        if torch._C._are_functorch_transforms_active():
+        if transformed():
             return Dispatch("dense", "torch.func takes no hand-written gradient")
         return Dispatch("chunked", "tokens sorted by bucket: each chunk reads its neighbours")
     if call.mask is not None and why_not_banded(call) is None and not torch.compiler.is_compiling():
@@ -138,7 +139,7 @@ def _alone(call: Call, impl: str) -> Dispatch:
     because = "" if reason is None else f"{reason}; "
     if _is_small(call):
         return Dispatch("dense", f"{because}small enough for the equation itself")
-    if torch._C._are_functorch_transforms_active():
+    if transformed() and (reason is not None or not mapped(call)):
         return Dispatch("dense", f"{because}torch.func takes neither recomputation nor gradients of operators")
     if reason is None:
         how = f"{_panels(call)}, scores by our kernel" if by_panels(call) else "our kernel"
@@ -164,14 +165,13 @@ def _described(call: Call) -> str:
 
 
 def _along_edges(call: EdgeCall) -> Dispatch:
-    transformed = torch._C._are_functorch_transforms_active()
-    if why_not_fused(call) is None and not transformed:
+    if why_not_fused(call) is None and not transformed():
         return Dispatch("fused", "additive scores under a softmax along edges: our kernel")
     reason = call.why_not_segment()
     # How many slots a row needs is known only by looking at the edges, which would break a graph.
     if reason is None and torch.compiler.is_compiling():
         return Dispatch("blockwise", "one operator")
-    if transformed:
+    if transformed():
         return Dispatch("dense", "torch.func takes neither recomputation nor gradients of operators")
     if _is_small(call):
         return Dispatch("dense", "small enough for the equation itself")

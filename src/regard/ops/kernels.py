@@ -16,6 +16,7 @@ from regard.ops.call import Call
 from regard.ops.folds import tempered
 from regard.ops.forms import AdditiveForm
 from regard.ops.ready import kernel_problem
+from regard.ops.transforms import only_mapped, transformed
 
 # A kernel counts the pairs of one leading entry in 32 bits.
 _INDICES = (1 << 31) - 1
@@ -29,7 +30,7 @@ def why_not_kernel(call: Call) -> str | None:
         return "the additive form has no fused execution on this device, only on CUDA"
     if form.multi or form.weight is None:
         return "multi-dimensional weights"
-    if torch._C._are_functorch_transforms_active():
+    if transformed() and not mapped(call):
         return "torch.func takes no gradients of operators"
     if by_panels(call):
         named = f"alignment {type(call.align).__name__} has no kernel"
@@ -44,6 +45,11 @@ def why_not_kernel(call: Call) -> str | None:
     if max(_pairs(call.mask), _pairs(call.bias)) > _INDICES:
         return f"a mask or bias of more than {_INDICES} pairs"
     return kernel_problem("attend", form.activation.known) or None
+
+
+def mapped(call: Call) -> bool:
+    """Whether vmap alone transforms a call that an operator of ours can fold its axis into: numbers are drawn by leading index."""
+    return only_mapped() and call.seed is None and not by_panels(call)
 
 
 def by_panels(call: Call) -> bool:
@@ -71,7 +77,7 @@ def additive_kernel(call: Call) -> Tensor:
     a, u, w, mask, bias, causal = scoring_operands(call)
     a, u, v = a.to(dtype), u.to(dtype), flat(call.value.to(dtype), lead)
     operands = (a, u, w, v, mask, bias, *Align.of(call).flat(), causal, form.activation.spec)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed():
         out: Tensor = torch.ops.regard.additive(*operands)[0]
     else:
         from regard.ops.triton.attend import additive
