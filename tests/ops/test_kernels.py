@@ -156,3 +156,23 @@ def test_a_function_of_ones_own_is_not_taken_for_the_kernel_of_that_name(align: 
         assert "our kernel" not in found.reason
     plain = on_a_gpu(rg.Attention("activated-general", query_dim=4, key_dim=4, activation=identity), 4096)
     assert "activation 'identity()'" in plain.reason
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "attend",
+    [
+        additive(),
+        additive(rg.Sparsemax()),
+        additive(features=4),
+        rg.Attention("activated-general", query_dim=4, key_dim=4),
+        rg.Attention("activated-general", query_dim=4, key_dim=4, features=4),
+    ],
+    ids=["additive", "panels", "multi", "activated", "features"],
+)
+def test_more_leading_entries_than_a_launch_has(attend: rg.Attention) -> None:
+    x = torch.zeros(1, 1, 1).expand(70_000, 16, 4)
+    found = rg.explain_dispatch(attend, x, x, device="cuda")
+    assert found.path == "blockwise"
+    assert "more than 65535 leading entries" in found.reason
+    assert "our kernel" not in found.reason

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from regard.ops.axes import KERNEL_DTYPES, four_axes, mask_axes
+from regard.ops.axes import KERNEL_DTYPES, four_axes, mask_axes, why_too_many
 from regard.ops.call import Call
 from regard.ops.forms import BilinearForm
 from regard.ops.ready import kernel_problem
@@ -34,7 +36,7 @@ def why_not_activated(call: Call) -> str | None:
         return f"{_dtype(call)}"
     if max(form.query.shape[-1], call.value.shape[-1]) > WIDEST:
         return f"keys or values wider than {WIDEST}"
-    return kernel_problem("bilinear_attend", _activation(form)) or None
+    return why_too_many(math.prod(call.lead)) or kernel_problem("bilinear_attend", _activation(form)) or None
 
 
 def activated_kernel(call: Call) -> Tensor:

@@ -26,15 +26,13 @@ from torch import Tensor
 from regard.ops import additive_units
 from regard.ops.activations import Activation, Logistic, activation
 from regard.ops.additive_units import Box, boxes
-from regard.ops.axes import KERNEL_DTYPES, flat
+from regard.ops.axes import KERNEL_DTYPES, flat, why_too_many
 from regard.ops.ready import kernel_problem
 from regard.ops.workspace import Workspace
 
 # Large enough to amortise a dozen kernel launches; on a CPU small enough for its share of the cache.
 CPU_TILE_BYTES = 4 << 20
 GPU_TILE_BYTES = 256 << 20
-# Entries of the second and third axis of a launch.
-MOST_LEADS = (1 << 16) - 1
 
 
 def why_not_by_kernel(device: str, dtype: torch.dtype, leads: int, features: int, act: str) -> str | None:
@@ -45,9 +43,7 @@ def why_not_by_kernel(device: str, dtype: torch.dtype, leads: int, features: int
         return "multi-dimensional weights"
     if dtype not in KERNEL_DTYPES:
         return f"{dtype}"
-    if leads > MOST_LEADS:
-        return f"more than {MOST_LEADS} leading entries"
-    return kernel_problem("additive_panel", act) or None
+    return why_too_many(leads) or kernel_problem("additive_panel", act) or None
 
 
 def _panel_kernels(a: Tensor, u: Tensor, weight: Tensor, lead: torch.Size, act: str) -> Any:

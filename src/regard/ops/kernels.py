@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.ops.axes import KERNEL_DTYPES, flat, mask_bytes, spread
+from regard.ops.axes import KERNEL_DTYPES, flat, mask_bytes, spread, why_too_many
 from regard.ops.call import Call
 from regard.ops.folds import tempered
 from regard.ops.forms import AdditiveForm
@@ -44,7 +44,7 @@ def why_not_kernel(call: Call) -> str | None:
         return "more than 256 hidden units or features"
     if max(_pairs(call.mask), _pairs(call.bias)) > _INDICES:
         return f"a mask or bias of more than {_INDICES} pairs"
-    return kernel_problem("attend", form.activation.known) or None
+    return why_too_many(math.prod(call.lead)) or kernel_problem("attend", form.activation.known) or None
 
 
 def mapped(call: Call) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 import regard as rg
-from regard.ops import additive, fused
+from regard.ops import additive, axes, fused
 from regard.ops.additive import additive_scores, additive_scores_backward
 from regard.ops.triton import additive_panel
 from tests.ops.additive_cases import PANELS, WIDTH, Case
@@ -154,7 +154,7 @@ def test_what_the_kernels_do_not_know_takes_tiles(panel: Panel, features: int, m
 
 
 def test_more_leading_entries_than_a_launch_has_take_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(additive, "MOST_LEADS", 2)
+    monkeypatch.setattr(axes, "MOST_LEADS", 2)
     taken = watched(monkeypatch)
     for leads in (2, 3):
         additive_scores(*Panel(nq=2, n=3, leads=((leads,), (), ())).operands("cpu"), "tanh")
