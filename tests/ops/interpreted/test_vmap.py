@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.ops import activated, fused, multi
-from regard.ops.triton import attend, bilinear_attend  # noqa: F401
+from regard.ops import activated, axes, fused, multi
+from regard.ops.triton import attend, bilinear_attend, mapped  # noqa: F401
 from regard.ops.triton import multi as multi_attend  # noqa: F401
 from regard.ops.triton.align import SAMPLED, SCALED, Align
 
@@ -131,6 +131,17 @@ def test_what_is_drawn_is_drawn_as_in_the_loop() -> None:
     looped(additive(random), {"a": 0}, ["a", "u", "w", "v"])
     looped(bilinear(random), {"q": 1}, BILINEAR)
     looped(features(random), {"u": 0}, ["a", "u", "matrix", "v"])
+
+
+def test_more_entries_than_a_launch_has_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+    real = axes.why_too_many
+    monkeypatch.setattr(axes, "MOST_LEADS", SIZE * L - 1)
+    monkeypatch.setattr(mapped, "why_too_many", lambda leads: launched.append(leads) or real(leads))
+    looped(additive(Align()), {"a": 0}, ["a", "u", "w", "v"])
+    looped(features(Align()), {"u": 0}, ["a", "u", "matrix", "v"])
+    looped(bilinear(Align()), {"q": 1}, BILINEAR)
+    assert launched == [SIZE * L, SIZE * L, SIZE * L * 2]
 
 
 def test_two_mapped_axes() -> None:

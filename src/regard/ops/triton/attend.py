@@ -9,7 +9,7 @@ from regard.ops.triton import additive_exact, additive_grads
 from regard.ops.triton.additive_sine import Sine, plan_size, prologue
 from regard.ops.triton.additive_tile import Conditions, Exact, supports
 from regard.ops.triton.align import ALL, FLAT, Align
-from regard.ops.triton.mapped import fold, one_by_one, unfold
+from regard.ops.triton.mapped import fold, one_by_one, too_many, unfold
 
 __all__ = ["additive", "supports"]
 
@@ -176,10 +176,10 @@ torch.library.register_autograd("regard::additive_backward", _no_double_backward
 
 @torch.library.register_vmap("regard::additive", lib=_library)
 def _(info, in_dims, a, u, w, v, mask, bias, seed, position, *rest):
-    if seed is not None:
-        given = (a, u, w, v, mask, bias, seed, position, *rest)
-        return one_by_one(torch.ops.regard.additive, info.batch_size, in_dims, given)
     size, length = info.batch_size, a.shape[0 if in_dims[0] != 0 else 1]
+    if seed is not None or too_many(size, length):
+        given = (a, u, w, v, mask, bias, seed, position, *rest)
+        return one_by_one(torch.ops.regard.additive, size, in_dims, given)
     tokens = [fold(x, in_dims[k], size, length) for k, x in ((0, a), (1, u), (3, v))]
     w, mask, bias, position = (
         fold(x, in_dims[k], size, length, shared=True) for k, x in ((2, w), (4, mask), (5, bias), (7, position))

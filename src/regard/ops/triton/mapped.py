@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.ops.axes import why_too_many
+
 Operator = Callable[..., tuple[Tensor, ...]]
 
 
@@ -20,6 +22,11 @@ def fold(x: Tensor | None, dim: int | None, size: int, length: int, shared: bool
         return x
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.expand(size, length, *x.shape[2:]).flatten(0, 1).contiguous()
+
+
+def too_many(size: int, length: int) -> bool:
+    """Whether a launch has no room for the folded axis."""
+    return why_too_many(size * length) is not None
 
 
 def unfold(
@@ -36,7 +43,7 @@ def unfold(
 def one_by_one(
     operator: Operator, size: int, in_dims: Sequence[Any], args: Sequence[Any]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """The operator for each entry of the mapped axis: what is drawn by leading index must not see it folded in."""
+    """The operator for each entry of the mapped axis: for what is drawn by leading index, which must not see it folded in."""
     each = [
         operator(*(x.select(d, k) if isinstance(d, int) else x for x, d in zip(args, in_dims, strict=True)))
         for k in range(size)
