@@ -33,8 +33,11 @@ ALIGNMENTS: dict[str, tuple[Callable[[], rg.Alignment], float]] = {
     "soft, dropout": (rg.Soft, 0.1),
     "hard": (rg.Hard, 0.0),
     "local": (lambda: rg.Local(10), 0.0),
-    "sparse": (rg.Sparsemax, 0.0),
+    "sparsemax, entmax": (rg.Sparsemax, 0.0),
+    "reinforced, structured, …": (lambda: rg.Reinforced(WIDTH, WIDTH), 0.0),
 }
+# Positions, or what was selected before, neighbours do not have.
+NOT_ALONG_EDGES = ("local", "reinforced, structured, …")
 
 
 def masks() -> dict[str, Any]:
@@ -73,8 +76,7 @@ def along_edges() -> dict[str, Found]:
     for (score, name), (align, (make, dropout)) in product(EDGE_SCORES.items(), ALIGNMENTS.items()):
         for device in DEVICES:
             found[device][score, align] = {}
-        # Neighbours have no positions.
-        for dtype, kind in DTYPES.items() if align != "local" else ():
+        for dtype, kind in DTYPES.items() if align not in NOT_ALONG_EDGES else ():
             layer = rg.GraphAttention(WIDTH, 2, score=name, align=make(), dropout=dropout).to(kind)
             with rg.record(layer) as trace, torch.no_grad():
                 layer(torch.zeros(N, WIDTH, dtype=kind), edges)

@@ -38,6 +38,8 @@ def test_every_cell_says_what_a_call_takes() -> None:
     assert "| activated general | fused; banded (window); blockwise (float64) | fused; blockwise (float64) |" in gpu
     assert "| additive (GATv2), along edges | fused; blockwise (float64) |" in gpu
     assert "| — |" in gpu
+    (sparse,) = (line for line in gpu.splitlines() if line.startswith("| additive |"))
+    assert sparse.endswith(" | fused; blockwise (float64) | blockwise |")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,31 @@ def test_transforms_of_functions_take_the_equation_on_any_device(attend: rg.Atte
 
     torch.func.grad(function)(x)
     assert paths == ["dense"]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("attend", "path"),
+    [
+        (rg.Attention("additive", query_dim=8, key_dim=8, hidden_dim=8), "fused"),
+        (rg.Attention("additive", query_dim=8, key_dim=8, hidden_dim=8, features=8), "fused"),
+        (rg.Attention("activated-general", "local-monotonic", query_dim=8, key_dim=8, window=3), "fused"),
+        (rg.Attention("additive", query_dim=8, key_dim=8, hidden_dim=8, dropout=0.1), "dense"),
+        (rg.Attention("additive", rg.Hard("gumbel"), query_dim=8, key_dim=8, hidden_dim=8), "dense"),
+        (rg.Attention("additive", "sparsemax", query_dim=8, key_dim=8, hidden_dim=8), "dense"),
+    ],
+    ids=["additive", "multi", "activated", "dropout", "random", "panels"],
+)
+def test_vmap_alone_takes_kernels_that_draw_nothing(attend: rg.Attention, path: str) -> None:
+    x, paths = torch.randn(2, 1, 5000, 8), []
+
+    def function(y: torch.Tensor) -> torch.Tensor:
+        paths.append(rg.explain_dispatch(attend, y, y, device="cuda").path)
+        return y.sum()
+
+    torch.func.vmap(function, randomness="different")(x)
+    torch.func.vmap(torch.func.grad(function), randomness="different")(x)
+    assert paths == [path, "dense"]
 
 
 def test_a_device_has_a_type() -> None:

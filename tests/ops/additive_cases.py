@@ -32,6 +32,14 @@ ALIGNMENTS: dict[str, Callable[[], Alignment]] = {
     "predictive, often empty": lambda: rg.Local(0.3, "predictive", query_dim=WIDTH),
 }
 
+# Alignments of complete rows: panels whose scores a kernel writes.
+PANELS: dict[str, Callable[[], Alignment]] = {
+    "sparsemax": rg.Sparsemax,
+    "entmax": rg.Entmax,
+    "entmax, bisected": lambda: rg.Entmax(1.3),
+    "entmax, learned": lambda: rg.Entmax(1.7, learnable=True),
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -48,6 +56,7 @@ class Case:
     dropout: float = 0.0
     bias: bool = False
     train: bool = True
+    panel: int | None = None
 
     def __str__(self) -> str:
         name = f"{self.align}-{self.act}-{self.dtype}-{self.mask}-{self.hidden}-{self.d_v}-{self.nq}-{self.n}"
@@ -57,7 +66,7 @@ class Case:
     def attention(self) -> rg.Attention:
         made = rg.Attention(
             "additive",
-            ALIGNMENTS[self.align](),
+            {**ALIGNMENTS, **PANELS}[self.align](),
             query_dim=WIDTH,
             key_dim=WIDTH,
             hidden_dim=self.hidden,
@@ -116,7 +125,7 @@ def check(case: Case, device: str) -> None:
     with rg.execution("dense"):
         exact = [results(wide, *exactly, cotangent * sign) for sign in signs]
         rival = [results(low, x, mask, bias, cotangent * sign) for sign in signs]
-    with rg.execution("fused"):
+    with rg.execution("fused", panel=case.panel):
         mine, again = (results(low, x, mask, bias, cotangent) for _ in range(2))
     eps = torch.finfo(case.dtype).eps
     # Where a query reads one key alone, what is left of the gradient of its scores is the rounding of do · v, carried on.

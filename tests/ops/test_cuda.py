@@ -84,3 +84,10 @@ def test_compiles_as_one_graph() -> None:
     attend, x = Case("predictive").attention().cuda().eval(), torch.randn(2, 40, WIDTH, device="cuda")
     with rg.execution("fused"):
         torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="aot_eager")(x, x), attend(x, x))
+
+
+def test_vmap_is_a_loop() -> None:
+    attend, x = Case("predictive").attention().cuda(), torch.randn(3, 2, 40, WIDTH, device="cuda")
+    with rg.execution("fused"):
+        together = torch.func.vmap(lambda y: attend(y, y))(x)
+        torch.testing.assert_close(together, torch.stack([attend(y, y) for y in x]))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import regard as rg
+from regard.ops.dispatch import Dispatch
 
 HERE = Path(__file__).parent
 
@@ -63,7 +64,7 @@ def test_wider_ranges_come_later_and_finer_inputs_get_finer_series() -> None:
     assert max(f.error for f in sines.FLOAT16) < max(f.error for f in sines.BFLOAT16)
 
 
-def on_a_gpu(attend: rg.Attention, n: int = 512, dtype: torch.dtype = torch.float32, **kwargs: object) -> rg.Dispatch:
+def on_a_gpu(attend: rg.Attention, n: int = 512, dtype: torch.dtype = torch.float32, **kwargs: object) -> Dispatch:
     """What an attention of n tokens of width 4 would run as, were there a GPU."""
     x = torch.randn(2, n, 4, dtype=dtype)
     return rg.explain_dispatch(attend.to(dtype), x, x, device="cuda", **kwargs)
@@ -87,12 +88,14 @@ def test_additive_scores_have_a_kernel_under(align: object) -> None:
 @pytest.mark.parametrize(
     ("attend", "n", "dtype", "reason"),
     [
-        (additive(rg.Sparsemax()), 512, torch.float32, "alignment Sparsemax has no kernel"),
+        (additive("reinforced"), 512, torch.float32, "alignment Reinforced has no kernel"),
+        (additive(rg.Sparsemax()), 512, torch.float64, "torch.float64"),
+        (additive(rg.Sparsemax(), activation="elu"), 512, torch.float32, "activation 'elu"),
         (additive(), 512, torch.float64, "torch.float64"),
         (additive(hidden=257), 512, torch.float32, "more than 256 hidden units"),
         (additive(activation="elu"), 512, torch.float32, "activation 'elu"),
     ],
-    ids=["sparse", "double", "wide", "activation"],
+    ids=["reinforced", "sparse double", "sparse activation", "double", "wide", "activation"],
 )
 def test_what_has_no_kernel_says_why(attend: rg.Attention, n: int, dtype: torch.dtype, reason: str) -> None:
     found = on_a_gpu(attend, n, dtype)
@@ -105,3 +108,71 @@ def test_more_pairs_than_a_kernel_counts() -> None:
     n = 50_000
     mask = torch.ones(1, 1, dtype=torch.bool).expand(n, n)
     assert "more than 2147483647 pairs" in on_a_gpu(additive(), n, mask=mask).reason
+
+
+@needs_triton
+@pytest.mark.parametrize("align", [rg.Sparsemax(), rg.Entmax(), rg.Entmax(1.3, learnable=True)], ids=repr)
+def test_sparse_alignments_of_additive_scores_read_panels_of_a_kernel(align: rg.Entmax) -> None:
+    name = type(align).__name__
+    expected = f"additive scores under alignment {name}: 1 panel(s) of 65536 rows, scores by our kernel"
+    assert on_a_gpu(additive(align, dropout=0.1)) == Dispatch("fused", expected)
+    # A mask or bias is cut into panels, too, and hidden units come one after the other.
+    n = 10_000
+    mask = torch.ones(1, 1, dtype=torch.bool).expand(n, n)
+    assert on_a_gpu(additive(align, hidden=1000), n, mask=mask, bias=torch.zeros(n, 1)).path == "fused"
+    with rg.execution("fused"):
+        assert on_a_gpu(additive(align)) == Dispatch("fused", "asked for")
+        with pytest.raises(NotImplementedError, match=r"impl='fused' is not available here: torch.float64"):
+            on_a_gpu(additive(align), dtype=torch.float64)
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["reinforced", "structured", "budget"])
+def test_other_alignments_read_such_panels_blockwise_and_are_refused_by_name(name: str) -> None:
+    attend = additive(name, **({"k": 2} if name == "budget" else {}))
+    found, align = on_a_gpu(attend), type(attend.align).__name__
+    assert found.path == "blockwise"
+    assert found.reason == f"alignment {align} has no kernel; 1 panel(s) of 65536 rows, scores by our kernel"
+    with rg.execution("fused"), pytest.raises(NotImplementedError, match=f"alignment {align} has no kernel"):
+        on_a_gpu(attend)
+
+
+def tanh(z: torch.Tensor) -> torch.Tensor:
+    return z**3
+
+
+def identity(z: torch.Tensor) -> torch.Tensor:
+    return z**3
+
+
+@needs_triton
+@pytest.mark.parametrize("align", ["soft", "hard", "sparsemax"])
+def test_a_function_of_ones_own_is_not_taken_for_the_kernel_of_that_name(align: str) -> None:
+    general = rg.Attention("activated-general", align, query_dim=4, key_dim=4, activation=tanh)
+    multi = additive(align, activation=tanh, features=4)
+    for attend, n in ((additive(align, activation=tanh), 512), (general, 4096), (multi, 512)):
+        found = on_a_gpu(attend, n)
+        assert found.path == "blockwise"
+        assert "our kernel" not in found.reason
+    plain = on_a_gpu(rg.Attention("activated-general", query_dim=4, key_dim=4, activation=identity), 4096)
+    assert "activation 'identity()'" in plain.reason
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "attend",
+    [
+        additive(),
+        additive(rg.Sparsemax()),
+        additive(features=4),
+        rg.Attention("activated-general", query_dim=4, key_dim=4),
+        rg.Attention("activated-general", query_dim=4, key_dim=4, features=4),
+    ],
+    ids=["additive", "panels", "multi", "activated", "features"],
+)
+def test_more_leading_entries_than_a_launch_has(attend: rg.Attention) -> None:
+    x = torch.zeros(1, 1, 1).expand(70_000, 16, 4)
+    found = rg.explain_dispatch(attend, x, x, device="cuda")
+    assert found.path == "blockwise"
+    assert "more than 65535 leading entries" in found.reason
+    assert "our kernel" not in found.reason

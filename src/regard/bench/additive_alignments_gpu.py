@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from regard.bench.measure import Row, cuda_peak_mib, relative_error, seconds
+from regard.bench.beside import measured
+from regard.bench.measure import Row, relative_error
 from regard.general.alignments import Alignment, Hard, Local, Soft
 from regard.general.attention import Attention
 from regard.ops.dispatch import execution
@@ -78,7 +79,7 @@ def speed(name: str, dtype: torch.dtype, batch: int, n: int, peers: bool = True)
             torch.autograd.grad(run(impl, module, xs), wanted, grad, allow_unused=True)
 
         case = f"{name} B{batch} N{n} D{WIDTH} {str(dtype).split('.')[1]}, training step"
-        yield Row(QUESTION, case, what, seconds(step, "cuda", budget=0.3), cuda_peak_mib(step))
+        yield measured(QUESTION, case, what, step)
     torch.cuda.empty_cache()
 
 

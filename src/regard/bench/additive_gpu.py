@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from regard.bench.beside import measured
 from regard.bench.measure import Row, cuda_peak_mib, exponent, relative_error, seconds
 
 QUESTION = "additive-gpu"
@@ -77,9 +78,8 @@ def speed(
             who["eager"] = eager
         for what, run in who.items():
             with torch.no_grad():
-                time = seconds(lambda run=run, xs=xs: run(*xs), "cuda", budget=0.3)  # type: ignore[misc]
-                peak = cuda_peak_mib(lambda run=run, xs=xs: run(*xs))  # type: ignore[misc]
-            yield Row(QUESTION, f"{case}, forward", what, time, peak)
+                row = measured(QUESTION, f"{case}, forward", what, lambda run=run, xs=xs: run(*xs))  # type: ignore[misc]
+            yield row
             if what != "regard" and hidden > 16 * 2048 * 2048 * 64:
                 continue
             grad = torch.randn(batch, n, 64, device="cuda", dtype=dtype)
@@ -87,7 +87,7 @@ def speed(
             def step(run: Callable[..., Tensor] = run, xs: list[Tensor] = xs, grad: Tensor = grad) -> None:
                 torch.autograd.grad(run(*xs), xs, grad)
 
-            yield Row(QUESTION, f"{case}, training step", what, seconds(step, "cuda", budget=0.3), cuda_peak_mib(step))
+            yield measured(QUESTION, f"{case}, training step", what, step)
         torch.cuda.empty_cache()
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.bench.beside import measured
 from regard.bench.measure import Row, cuda_peak_mib, exponent, relative_error, seconds
 
 QUESTION = "bilinear-gpu"
@@ -87,15 +88,14 @@ def accuracy(dtype: torch.dtype) -> Iterator[Row]:
 def timed(case: str, what: str, run: Formula, xs: list[Tensor]) -> Iterator[Row]:
     """Forward, and forward with backward."""
     with torch.no_grad():
-        time = seconds(lambda: run(*xs), "cuda", budget=0.3)
-        peak = cuda_peak_mib(lambda: run(*xs))
-    yield Row(QUESTION, f"{case}, forward", what, time, peak)
+        row = measured(QUESTION, f"{case}, forward", what, lambda: run(*xs))
+    yield row
     grad = torch.randn_like(xs[0])
 
     def step() -> None:
         torch.autograd.grad(run(*xs), xs, grad)
 
-    yield Row(QUESTION, f"{case}, training step", what, seconds(step, "cuda", budget=0.3), cuda_peak_mib(step))
+    yield measured(QUESTION, f"{case}, training step", what, step)
 
 
 def speed(dtype: torch.dtype, sizes: tuple[int, ...]) -> Iterator[Row]:

@@ -14,7 +14,8 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
-from regard.bench.measure import Row, cuda_peak_mib, relative_error, seconds
+from regard.bench.beside import measured
+from regard.bench.measure import Row, relative_error
 from regard.ops.dispatch import execution
 from regard.query import GraphAttention
 from regard.query.graph_parts import GATv2Score
@@ -117,10 +118,12 @@ def rows() -> Iterator[Row]:
                 result = forward()
                 torch.autograd.grad(result, leaves, torch.ones_like(result))
 
+            def error(forward: Callable[[], Tensor] = forward, exact: Tensor = exact) -> float:
+                return relative_error(forward(), exact)
+
             with torch.no_grad():
-                time, peak = seconds(forward, "cuda", budget=0.3), cuda_peak_mib(forward)
-                error = relative_error(forward(), exact)
-            yield Row(QUESTION, f"{case}, forward", what, time, peak, error)
-            yield Row(QUESTION, f"{case}, training step", what, seconds(step, "cuda", budget=0.3), cuda_peak_mib(step))
+                row = measured(QUESTION, f"{case}, forward", what, forward, error=error)
+            yield row
+            yield measured(QUESTION, f"{case}, training step", what, step)
         del exact
         torch.cuda.empty_cache()

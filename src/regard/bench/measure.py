@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,10 +155,17 @@ def _commit() -> str:
     return found.stdout.strip() or os.environ.get("REGARD_COMMIT", "unknown")
 
 
-def store(rows: Sequence[Row], path: Path, command: str) -> None:
-    """Append the rows of one run to a file of JSON lines."""
+def store(rows: Sequence[Row], path: Path, command: str, on: Mapping[str, Any] | None = None) -> None:
+    """Append rows of one run to a file of JSON lines.
+
+    Args:
+        rows: some of the run, or all.
+        path: of the file.
+        command: what was typed.
+        on: the `machine`, asked before the first of several calls: the file may be part of the commit that it names.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    context = {"command": command, **machine()}
+    context = {"command": command, **(machine() if on is None else on)}
     with path.open("a") as file:
         for row in rows:
             file.write(json.dumps({**asdict(row), **context}, ensure_ascii=False) + "\n")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from regard.bench.beside import measured
 from regard.bench.measure import Row, cuda_peak_mib, exponent, relative_error, seconds
 
 QUESTION = "multi-gpu"
@@ -94,10 +95,9 @@ def speed(kind: str, batch: int, n: int, dtype: torch.dtype) -> Iterator[Row]:
             torch.autograd.grad(run(*xs), xs, grad)
 
         with torch.no_grad():
-            time = seconds(lambda run=run: run(*xs), "cuda", budget=0.3)  # type: ignore[misc]
-            peak = cuda_peak_mib(lambda run=run: run(*xs))  # type: ignore[misc]
-        yield Row(QUESTION, f"{case}, forward", what, time, peak)
-        yield Row(QUESTION, f"{case}, training step", what, seconds(step, "cuda", budget=0.3), cuda_peak_mib(step))
+            row = measured(QUESTION, f"{case}, forward", what, lambda run=run: run(*xs))  # type: ignore[misc]
+        yield row
+        yield measured(QUESTION, f"{case}, training step", what, step)
     torch.cuda.empty_cache()
 
 

@@ -16,7 +16,12 @@ def bench(
     results: Annotated[Path, typer.Option(help="Folder of the stored results, one file a benchmark.")] = Path(
         "benchmarks/results"
     ),
-    seconds: Annotated[float | None, typer.Option(help="Time to train a model, for benchmarks that train.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Time to train a model, for benchmarks that train; for the others, time that all of it may take."
+        ),
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry", help="Print, do not store.")] = False,
 ) -> None:
     """Run benchmarks, print their tables, and append every figure to a stored file."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from regard.ops.axes import KERNEL_DTYPES, four_axes, mask_axes
+from regard.ops.axes import KERNEL_DTYPES, four_axes, mask_axes, why_too_many
 from regard.ops.call import Call
 from regard.ops.forms import BilinearForm
 from regard.ops.ready import kernel_problem
+from regard.ops.transforms import transformed
 
 # Widths of keys and values whose tiles fit a processor.
 WIDEST = 256
@@ -33,7 +36,7 @@ def why_not_activated(call: Call) -> str | None:
         return f"{_dtype(call)}"
     if max(form.query.shape[-1], call.value.shape[-1]) > WIDEST:
         return f"keys or values wider than {WIDEST}"
-    return kernel_problem("bilinear_attend", _activation(form)) or None
+    return why_too_many(math.prod(call.lead)) or kernel_problem("bilinear_attend", _activation(form)) or None
 
 
 def activated_kernel(call: Call) -> Tensor:
@@ -62,7 +65,7 @@ def activated_kernel(call: Call) -> Tensor:
     mask = None if allowed is None else mask_axes(allowed, lead).to(torch.uint8)
     tensors = (q, k, v, offset, bias, rate, position, mask, seed)
     operands = (*tensors, causal, float(form.scale), number, _activation(form), numbers, kinds)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed():
         out: Tensor = torch.ops.regard.bilinear_attention(*operands)[0]
     else:
         from regard.ops.triton.bilinear_attend import bilinear_attention
@@ -73,7 +76,7 @@ def activated_kernel(call: Call) -> Tensor:
 
 
 def _activation(form: BilinearForm) -> str:
-    return "identity" if form.activation is None else form.activation.spec
+    return "identity" if form.activation is None else form.activation.known
 
 
 def _dtype(call: Call) -> torch.dtype:

@@ -45,8 +45,13 @@ class Activation:
         return Activation, (self.spec, self.function)
 
     @property
+    def known(self) -> str:
+        """Its name to those who compute it by name; a callable of one's own may be called like one of ours."""
+        return self.spec if self.derivative is not None else f"{self.spec}()"
+
+    @property
     def is_identity(self) -> bool:
-        return self.spec == "identity"
+        return self.known == "identity"
 
 
 def _tanh(scale: float) -> Activation:

@@ -9,7 +9,8 @@ $$da_{id} = \sum_j t_{ijd} \qquad du_{jd} = \sum_i t_{ijd} \qquad dW_{df} = \sum
 For a logistic activation, $\mathrm{act}(z) = \alpha + \beta r$, where $r = 1/(1 + e^{\rho z})$, $\mathrm{act}'(z) = -\beta\rho\, r(1 - r)$:
 the exponentials are factorised per token, so a pair costs a product and a reciprocal. That is exact while both factors are
 normal numbers; a tile in which they would not be takes the library's own function instead. Where all are, and there is one
-feature, the units go one by one (ops.additive_units). Two registered operators, so that compiled graphs keep them whole.
+feature, the units go one by one (ops.additive_units). On CUDA one feature is computed by our kernels, if they know the activation.
+Two registered operators, so that compiled graphs keep them whole.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,11 +26,42 @@ from torch import Tensor
 from regard.ops import additive_units
 from regard.ops.activations import Activation, Logistic, activation
 from regard.ops.additive_units import Box, boxes
+from regard.ops.axes import KERNEL_DTYPES, flat, why_too_many
+from regard.ops.ready import kernel_problem
 from regard.ops.workspace import Workspace
 
 # Large enough to amortise a dozen kernel launches; on a CPU small enough for its share of the cache.
 CPU_TILE_BYTES = 4 << 20
 GPU_TILE_BYTES = 256 << 20
+
+
+def why_not_by_kernel(device: str, dtype: torch.dtype, leads: int, features: int, act: str) -> str | None:
+    """The reason why no kernel computes the scores, or None."""
+    if device != "cuda":
+        return "additive scores have no kernel on this device, only on CUDA"
+    if features != 1:
+        return "multi-dimensional weights"
+    if dtype not in KERNEL_DTYPES:
+        return f"{dtype}"
+    return why_too_many(leads) or kernel_problem("additive_panel", act) or None
+
+
+def _panel_kernels(a: Tensor, u: Tensor, weight: Tensor, lead: torch.Size, act: str) -> Any:
+    """Our kernels, where they compute these scores; None otherwise."""
+    leads = lead.numel()
+    if why_not_by_kernel(a.device.type, a.dtype, leads, weight.shape[-1], act) is not None:
+        return None
+    if 0 in (leads, u.shape[-2], *a.shape[-2:]):
+        return None
+    from regard.ops.triton import additive_panel
+
+    return additive_panel
+
+
+def _for_kernels(a: Tensor, u: Tensor, weight: Tensor, lead: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+    """The a (L, Nq, D), u (L, N, D) and w (L or 1, D) of a panel."""
+    w = flat(weight, lead) if weight[..., 0, 0].numel() > 1 else weight.reshape(1, *weight.shape[-2:])
+    return flat(a, lead), flat(u, lead), w[..., 0]
 
 
 class VmapInfo(Protocol):
@@ -125,6 +157,10 @@ def _matmul(hidden: Tensor, weight: Tensor) -> Tensor:
 def additive_scores(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
     """Scores (..., F, Nq, N) of a (..., Nq, D), u (..., N, D), weight (..., D, F), in float32 or wider."""
     lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
+    kernels = _panel_kernels(a, u, weight, lead, act)
+    if kernels is not None:
+        panel: Tensor = kernels.panel(*_for_kernels(a, u, weight, lead), act)
+        return panel.view(*lead, 1, *panel.shape[1:])
     x, function = _Operands.of(a, u, weight), activation(act)
     hidden = _Hidden(x, function)
     logistic = hidden.by_units(x.weight)
@@ -156,15 +192,20 @@ def additive_scores_backward(
     grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `additive_scores` with respect to a, u and weight, in their own shapes and dtypes."""
+    lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
+
+    def like(x: Tensor, original: Tensor) -> Tensor:
+        return x.reshape(*lead, *x.shape[1:]).sum_to_size(original.shape).to(original.dtype).contiguous()
+
+    kernels = _panel_kernels(a, u, weight, lead, act)
+    if kernels is not None:
+        of_panel = grad.reshape(lead.numel(), *grad.shape[-2:])
+        da, du, dw = kernels.gradients(of_panel, *_for_kernels(a, u, weight, lead), act)
+        return like(da, a), like(du, u), like(dw[..., None], weight)
     x, function = _Operands.of(a, u, weight), activation(act)
     assert function.derivative is not None
     hidden = _Hidden(x, function)
     grad = grad.to(x.a.dtype).reshape(x.a.shape[0], *grad.shape[-3:])
-    lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
-
-    def like(x: Tensor, original: Tensor) -> Tensor:
-        return x.reshape(*lead, *x.shape[1:]).sum_to_size(original.shape).to(original.dtype)
-
     logistic = hidden.by_units(x.weight)
     if logistic is not None:
         da, du, dw = additive_units.backward(grad[:, 0], x.a, x.u, x.weight[..., 0], logistic)
@@ -199,7 +240,7 @@ def additive_scores_backward(
 
 @additive_scores_backward.register_fake
 def _(grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(a), torch.empty_like(u), torch.empty_like(weight)
+    return a.new_empty(a.shape), u.new_empty(u.shape), weight.new_empty(weight.shape)
 
 
 def _remember(ctx: object, inputs: tuple[Tensor, Tensor, Tensor, str], output: Tensor) -> None:

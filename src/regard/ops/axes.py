@@ -9,6 +9,13 @@ from torch import Tensor
 
 # What our kernels read; they add up in float32.
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Entries of the second and third axis of a launch.
+MOST_LEADS = (1 << 16) - 1
+
+
+def why_too_many(leads: int) -> str | None:
+    """The reason why no kernel is launched for so many leading entries, or None."""
+    return f"more than {MOST_LEADS} leading entries" if leads > MOST_LEADS else None
 
 
 def four_axes(x: Tensor, lead: tuple[int, ...]) -> Tensor:

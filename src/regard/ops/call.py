@@ -74,6 +74,11 @@ class Align(Protocol):
         ...
 
     @property
+    def reads_panels(self) -> bool:
+        """Whether its fused execution is by panels of rows whose scores a kernel wrote."""
+        ...
+
+    @property
     def learns_by_reward(self) -> bool:
         """Whether what it samples is taught by REINFORCE."""
         ...

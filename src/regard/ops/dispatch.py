@@ -19,10 +19,12 @@ from regard.ops.edges import EdgeCall
 from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_worthwhile
 from regard.ops.hashed import HashedCall
+from regard.ops.kernels import by_panels, mapped
 from regard.ops.packed import packed, why_not_packed
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
+from regard.ops.transforms import transformed
 
 IMPLS = ("auto", "dense", "blockwise", "fused")
 
@@ -125,7 +127,7 @@ def _alone(call: Call, impl: str) -> Dispatch:
     if isinstance(call, EdgeCall):
         return _along_edges(call)
     if isinstance(call, HashedCall) and call.why_not_chunked() is None:
-        if torch._C._are_functorch_transforms_active():
+        if transformed():
             return Dispatch("dense", "torch.func takes no hand-written gradient")
         return Dispatch("chunked", "tokens sorted by bucket: each chunk reads its neighbours")
     if call.mask is not None and why_not_packed(call) is None and not torch.compiler.is_compiling():
@@ -140,12 +142,19 @@ def _alone(call: Call, impl: str) -> Dispatch:
     because = "" if reason is None else f"{reason}; "
     if _is_small(call):
         return Dispatch("dense", f"{because}small enough for the equation itself")
-    if torch._C._are_functorch_transforms_active():
+    if transformed() and (reason is not None or not mapped(call)):
         return Dispatch("dense", f"{because}torch.func takes neither recomputation nor gradients of operators")
     if reason is None:
-        return Dispatch("fused", f"{_described(call)}: our kernel")
+        how = f"{_panels(call)}, scores by our kernel" if by_panels(call) else "our kernel"
+        return Dispatch("fused", f"{_described(call)}: {how}")
+    form = call.form
+    kernel = isinstance(form, AdditiveForm) and form.why_not_by_kernel(call.device_type) is None
+    return Dispatch("blockwise", f"{reason}; {_panels(call)}{', scores by our kernel' if kernel else ''}")
+
+
+def _panels(call: Call) -> str:
     rows = rows_of_panel(call)
-    return Dispatch("blockwise", f"{reason}; {math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows")
+    return f"{math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows"
 
 
 def _described(call: Call) -> str:
@@ -159,14 +168,13 @@ def _described(call: Call) -> str:
 
 
 def _along_edges(call: EdgeCall) -> Dispatch:
-    transformed = torch._C._are_functorch_transforms_active()
-    if why_not_fused(call) is None and not transformed:
+    if why_not_fused(call) is None and not transformed():
         return Dispatch("fused", "additive scores under a softmax along edges: our kernel")
     reason = call.why_not_segment()
     # How many slots a row needs is known only by looking at the edges, which would break a graph.
     if reason is None and torch.compiler.is_compiling():
         return Dispatch("blockwise", "one operator")
-    if transformed:
+    if transformed():
         return Dispatch("dense", "torch.func takes neither recomputation nor gradients of operators")
     if _is_small(call):
         return Dispatch("dense", "small enough for the equation itself")
@@ -179,8 +187,12 @@ def _along_edges(call: EdgeCall) -> Dispatch:
 
 def rows_of_panel(call: Call) -> int:
     """Query rows of a blockwise panel: as many as were asked for, or as many as fit."""
-    asked = _overrides[-1].rows if _overrides else None
+    asked = _asked_rows()
     return panel_rows(call) if asked is None else asked
+
+
+def _asked_rows() -> int | None:
+    return _overrides[-1].rows if _overrides else None
 
 
 def is_free(impl: str) -> bool:
@@ -215,21 +227,20 @@ def _run(call: Call, path: str) -> Tensor:
     if path == "dense":
         return dense(call)
     if path == "fused":
-        return fused(call)
+        return fused(call, _asked_rows())
     if path in ("banded", "packed"):
         cut = banded if path == "banded" else packed
         return cut(call, lambda part: _run(part, _alone(part, "auto").path))
     if path == "chunked" and isinstance(call, HashedCall):
         return call.chunked()
     if isinstance(call, EdgeCall) and call.why_not_segment() is None:
-        asked = _overrides[-1].rows if _overrides else None
-        return call.segment(asked or 0)
+        return call.segment(_asked_rows() or 0)
     return blockwise(call, rows_of_panel(call))
 
 
 def _shared(call: ShardedCall, impl: str) -> Tensor:
     if call.shard.ranks.exchange == "ring":
-        return ring(call, _overrides[-1].rows if _overrides else None)
+        return ring(call, _asked_rows())
     call.shard.ranks.agree("attending", facts(call), {})
     whole = call.whole()
     return _run(whole, _alone(whole, _overrides[-1].impl if _overrides else impl).path)

@@ -29,7 +29,7 @@ def why_not_edge_kernel(call: EdgeCall) -> str | None:
         return f"{_dtype(call)}"
     if max(form.a.shape[-1], call.value.shape[-1]) > WIDEST:
         return f"more than {WIDEST} hidden units or features"
-    return kernel_problem("graph_attend", form.activation.spec) or None
+    return kernel_problem("graph_attend", form.activation.known) or None
 
 
 def edge_attention_by_kernel(call: EdgeCall) -> Tensor:

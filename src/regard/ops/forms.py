@@ -9,13 +9,14 @@ queries x keys x hidden tensor. Both give (..., [F], len(i), N), keys last, in f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regard.ops.activations import Activation
-from regard.ops.additive import additive_scores
+from regard.ops.additive import additive_scores, why_not_by_kernel
 
 WIDE = (torch.float32, torch.float64)
 
@@ -129,6 +130,16 @@ class AdditiveForm:
         return False
 
     @property
+    def dtype(self) -> torch.dtype:
+        """One floating dtype for all operands: autocast may have projected in half precision."""
+        found = torch.promote_types(self.a.dtype, self.u.dtype)
+        return found if self.weight is None else torch.promote_types(found, self.weight.dtype)
+
+    def why_not_by_kernel(self, device: str) -> str | None:
+        """The reason why no kernel computes `tiled` on a type of device, or None."""
+        return why_not_by_kernel(device, self.dtype, math.prod(self.lead), self.features or 1, self.activation.known)
+
+    @property
     def row_elements(self) -> int:
         kept = self.features or 1
         # An unknown activation has no tiled operator: its hidden layer stands in memory, panel by panel.
@@ -153,8 +164,7 @@ class AdditiveForm:
             return self.scores(i)
         a = self.a[..., i.start : i.stop, :]
         weight = self.weight if self.multi else self.weight[..., None]
-        # One floating dtype for all three: autocast may have projected in half precision.
-        dtype = torch.promote_types(torch.promote_types(a.dtype, self.u.dtype), weight.dtype)
+        dtype = self.dtype
         scores: Tensor = additive_scores(a.to(dtype), self.u.to(dtype), weight.to(dtype), self.activation.spec)
         return scores if self.multi else scores.squeeze(-3)
 

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from regard.ops.activated import activated_kernel, why_not_activated
 from regard.ops.axes import four_axes, mask_axes
+from regard.ops.blockwise import blockwise
 from regard.ops.call import Call
 from regard.ops.edge_kernel import edge_attention_by_kernel, why_not_edge_kernel
 from regard.ops.edges import EdgeCall
 from regard.ops.features import features_kernel, why_not_features
 from regard.ops.fill import kept, where
 from regard.ops.forms import BilinearForm
-from regard.ops.kernels import additive_kernel, why_not_kernel
+from regard.ops.kernels import additive_kernel, by_panels, why_not_kernel
 from regard.ops.multi import multi_kernel, why_not_multi
 
 # Above this a mask or bias that must be written out makes the call quadratic in memory: blockwise is better.
@@ -58,19 +59,21 @@ def why_not_worthwhile(call: Call) -> str | None:
     """The reason why a fused execution exists but costs more memory than the blockwise one, or None."""
     allowed = None if call.mask is None else _whole_mask_shape(call)
     written = max(math.prod(allowed or ()), _bias_elements(call))
-    if written > WRITTEN_MASK_ELEMENTS:
+    if written > WRITTEN_MASK_ELEMENTS and not by_panels(call):
         return f"a mask or bias of {written} elements would have to be written out"
     if 0 in (call.n, call.nq, *call.lead):
         return "an empty axis"
     return None
 
 
-def fused(call: Call) -> Tensor:
-    """Attention by one library call, or by our kernels for other scores and alignments."""
+def fused(call: Call, rows: int | None = None) -> Tensor:
+    """Attention by one library call, or by our kernels for other scores and alignments; in panels of so many rows where there are any."""
     if isinstance(call, EdgeCall):
         return edge_attention_by_kernel(call)
     form = call.form
     if not isinstance(form, BilinearForm):
+        if by_panels(call):
+            return blockwise(call, rows)
         return multi_kernel(call) if form.multi else additive_kernel(call)
     if not form.is_plain:
         return features_kernel(call) if form.multi else activated_kernel(call)

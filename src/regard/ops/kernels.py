@@ -1,4 +1,8 @@
-"""Fused execution of the additive form: our own kernels, on CUDA devices with Triton."""
+"""Fused execution of the additive form: our own kernels, on CUDA devices with Triton.
+
+One kernel reads the values as it goes where the alignment can be told as a rule. Where weights need complete rows, panels of scores are
+written by a kernel, and the alignment does the rest: memory is still linear in queries and keys.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ import math
 import torch
 from torch import Tensor
 
-from regard.ops.axes import KERNEL_DTYPES, flat, mask_bytes, spread
+from regard.ops.axes import KERNEL_DTYPES, flat, mask_bytes, spread, why_too_many
 from regard.ops.call import Call
 from regard.ops.folds import tempered
 from regard.ops.forms import AdditiveForm
 from regard.ops.ready import kernel_problem
+from regard.ops.transforms import only_mapped, transformed
 
 # A kernel counts the pairs of one leading entry in 32 bits.
 _INDICES = (1 << 31) - 1
@@ -25,12 +30,13 @@ def why_not_kernel(call: Call) -> str | None:
         return "the additive form has no fused execution on this device, only on CUDA"
     if form.multi or form.weight is None:
         return "multi-dimensional weights"
-    if call.align.rule(call) is None:
-        return f"alignment {type(call.align).__name__} has no kernel"
+    if transformed() and not mapped(call):
+        return "torch.func takes no gradients of operators"
+    if by_panels(call):
+        named = f"alignment {type(call.align).__name__} has no kernel"
+        return form.why_not_by_kernel("cuda") if call.align.reads_panels else named
     if call.first_key != 0:
         return "keys that begin in the middle of a sequence"
-    if torch._C._are_functorch_transforms_active():
-        return "torch.func takes no gradients of operators"
     strange = [x.dtype for x in (form.a, form.u, call.value) if x.dtype not in KERNEL_DTYPES]
     if strange:
         return f"{strange[0]}"
@@ -38,7 +44,17 @@ def why_not_kernel(call: Call) -> str | None:
         return "more than 256 hidden units or features"
     if max(_pairs(call.mask), _pairs(call.bias)) > _INDICES:
         return f"a mask or bias of more than {_INDICES} pairs"
-    return kernel_problem("attend", form.activation.spec) or None
+    return why_too_many(math.prod(call.lead)) or kernel_problem("attend", form.activation.known) or None
+
+
+def mapped(call: Call) -> bool:
+    """Whether vmap alone transforms a call that an operator of ours can fold its axis into: numbers are drawn by leading index."""
+    return only_mapped() and call.seed is None and not by_panels(call)
+
+
+def by_panels(call: Call) -> bool:
+    """Whether additive scores would have to be written out, panel by panel, for an alignment that no kernel knows."""
+    return isinstance(call.form, AdditiveForm) and not call.form.multi and call.align.rule(call) is None
 
 
 def _pairs(x: object) -> int:
@@ -61,7 +77,7 @@ def additive_kernel(call: Call) -> Tensor:
     a, u, w, mask, bias, causal = scoring_operands(call)
     a, u, v = a.to(dtype), u.to(dtype), flat(call.value.to(dtype), lead)
     operands = (a, u, w, v, mask, bias, *Align.of(call).flat(), causal, form.activation.spec)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed():
         out: Tensor = torch.ops.regard.additive(*operands)[0]
     else:
         from regard.ops.triton.attend import additive

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from regard.ops.axes import KERNEL_DTYPES, flat, mask_bytes
+from regard.ops.axes import KERNEL_DTYPES, flat, mask_bytes, why_too_many
 from regard.ops.call import Call
 from regard.ops.forms import AdditiveForm
 from regard.ops.ready import kernel_problem
@@ -24,7 +26,7 @@ def why_not_multi(call: Call) -> str | None:
         return "a bias on multi-dimensional scores"
     if form.a.dtype not in KERNEL_DTYPES or call.value.dtype not in KERNEL_DTYPES:
         return f"{torch.promote_types(form.a.dtype, call.value.dtype)}"
-    problem = kernel_problem("multi", form.activation.spec)
+    problem = why_too_many(math.prod(call.lead)) or kernel_problem("multi", form.activation.known)
     if problem:
         return problem
     from regard.ops.triton.align import why_not_align

@@ -50,6 +50,7 @@ class Entmax(Alignment):
     """
 
     is_rowwise = True
+    reads_panels = True
 
     def __init__(self, alpha: float = 1.5, learnable: bool = False) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from regard.ops.triton.additive_tile import (
     SIZES,
     Conditions,
     Exact,
-    activate,
+    add_gradients,
     allowed,
     arithmetic,
     blocks,
@@ -35,7 +35,6 @@ from regard.ops.triton.additive_tile import (
     mask_arguments,
     queries,
     scores,
-    two_slopes,
 )
 from regard.ops.triton.align import ALL, FLAT, gains, inside, log_gaussian, log_gaussian_slope, noise_of, span
 
@@ -135,27 +134,10 @@ def query_grad_kernel(
                 moved += tl.sum(moving * log_gaussian_slope(position[:, None], n[None, :], window), 1)
             if WANTED:
                 tl.store(DBIAS + m[:, None].to(tl.int64) * N + n[None, :], g, mask=m_in[:, None] & n_in[None, :])
-            if SHARE and shared:
-                gain = 4.0 if ACT == 0 else 1.0
-                back = 2.0 if ACT == 0 else 1.0
-                for d in range(0, D, 2):
-                    w1, w2 = tl.load(W + d), tl.load(W + d + 1)
-                    r1, r2 = two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST)
-                    g1, g2 = g * r1, g * r2
-                    at1, at2 = DA + d * std + m * stt, DA + (d + 1) * std + m * stt
-                    tl.store(at1, tl.load(at1, mask=m_in) + gain * w1 * tl.sum(g1 - g1 * r1, 1), mask=m_in)
-                    tl.store(at2, tl.load(at2, mask=m_in) + gain * w2 * tl.sum(g2 - g2 * r2, 1), mask=m_in)
-                    tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g - back * g1, 1), 0))
-                    tl.store(DW + d + 1, tl.load(DW + d + 1) + tl.sum(tl.sum(g - back * g2, 1), 0))
-            else:
-                for d in range(0, D):
-                    w = tl.load(W + d)
-                    a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
-                    u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
-                    h, t = activate(a[:, None] + u[None, :], ACT, slope)
-                    at = DA + d * std + m * stt
-                    tl.store(at, tl.load(at, mask=m_in) + w * tl.sum(g * t, 1), mask=m_in)
-                    tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g * h, 1), 0))
+            add_gradients(
+                g, A, U, EA, EU, W, DA, DW, m, n, m_in, n_in, shared, sad, sam, sud, sun, std, stt, slope, D,
+                ACT, SHARE, FAST, 1, True,
+            )  # fmt: skip
     if GAUSSIAN != 0:
         if GAUSSIAN == 2:
             # An empty window reads the nearest key with the Gaussian alone for a weight: its x is do · o.
@@ -240,23 +222,10 @@ def key_grad_kernel(
                     NOISE, GAUSSIAN, DROP, PRECISION, BM, BN,
                 )  # fmt: skip
                 tl.store(EXCESS + (lead * tl.num_programs(0) + tl.program_id(0)) * NQ + m, tl.sum(g, 1), mask=m_in)
-                if SHARE and shared:
-                    gain = 4.0 if ACT == 0 else 1.0
-                    for d in range(0, D, 2):
-                        w1, w2 = tl.load(W + d), tl.load(W + d + 1)
-                        r1, r2 = two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST)
-                        at1, at2 = DU + d * std + n * stt, DU + (d + 1) * std + n * stt
-                        t1, t2 = g * (r1 - r1 * r1), g * (r2 - r2 * r2)
-                        tl.store(at1, tl.load(at1, mask=n_in) + gain * w1 * tl.sum(t1, 0), mask=n_in)
-                        tl.store(at2, tl.load(at2, mask=n_in) + gain * w2 * tl.sum(t2, 0), mask=n_in)
-                else:
-                    for d in range(0, D):
-                        w = tl.load(W + d)
-                        a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
-                        u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
-                        h, t = activate(a[:, None] + u[None, :], ACT, slope)
-                        at = DU + d * std + n * stt
-                        tl.store(at, tl.load(at, mask=n_in) + w * tl.sum(g * t, 0), mask=n_in)
+                add_gradients(
+                    g, A, U, EA, EU, W, DU, W, m, n, m_in, n_in, shared, sad, sam, sud, sun, std, stt, slope, D,
+                    ACT, SHARE, FAST, 0, False,
+                )  # fmt: skip
             if CHOICE == 0 and not LOCAL:
                 read = soft
             else:

@@ -29,6 +29,11 @@ SIZES = ("NQ", "N", "D", "DV", "sml", "smm", "sbl", "sbm", "spl", "first_query")
 SHARED_RANGE = tl.constexpr(21.0)
 
 
+def supports(act: str) -> bool:
+    """Whether the kernels know an activation."""
+    return act.partition(":")[0] in CODES and not act.startswith("tanh:")
+
+
 @triton.jit
 def _reciprocal(x, FAST: tl.constexpr):
     """1/x by the special-function unit, within one unit in the last place; the interpreter divides."""
@@ -168,6 +173,44 @@ def two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST: tl.constex
     return x2 * inverse, x1 * inverse
 
 
+@triton.jit
+def add_gradients(
+    g, A, U, EA, EU, W, DX, DW, m, n, m_in, n_in, shared, sad, sam, sud, sun, std, stt, slope, D,
+    ACT: tl.constexpr, SHARE: tl.constexpr, FAST: tl.constexpr, OVER: tl.constexpr, WITH_W: tl.constexpr,
+):  # fmt: skip
+    """Add what a tile of G gives to the tokens that a program owns: summed over keys (OVER = 1) to queries, over queries (0) to keys.
+
+    WITH_W adds to the gradient of w, too.
+    """
+    own, own_in = n, n_in
+    if OVER == 1:
+        own, own_in = m, m_in
+    DX += own * stt
+    if SHARE and shared:
+        gain = 4.0 if ACT == 0 else 1.0
+        back = 2.0 if ACT == 0 else 1.0
+        for d in range(0, D, 2):
+            w1, w2 = tl.load(W + d), tl.load(W + d + 1)
+            r1, r2 = two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST)
+            g1, g2 = g * r1, g * r2
+            at1, at2 = DX + d * std, DX + (d + 1) * std
+            tl.store(at1, tl.load(at1, mask=own_in) + gain * w1 * tl.sum(g1 - g1 * r1, OVER), mask=own_in)
+            tl.store(at2, tl.load(at2, mask=own_in) + gain * w2 * tl.sum(g2 - g2 * r2, OVER), mask=own_in)
+            if WITH_W:
+                tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g - back * g1, 1), 0))
+                tl.store(DW + d + 1, tl.load(DW + d + 1) + tl.sum(tl.sum(g - back * g2, 1), 0))
+    else:
+        for d in range(0, D):
+            w = tl.load(W + d)
+            a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
+            u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
+            h, t = activate(a[:, None] + u[None, :], ACT, slope)
+            at = DX + d * std
+            tl.store(at, tl.load(at, mask=own_in) + w * tl.sum(g * t, OVER), mask=own_in)
+            if WITH_W:
+                tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g * h, 1), 0))
+
+
 @triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "rate"))
 def layout_kernel(
     A, U, TA, TU, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, rate,
@@ -213,7 +256,9 @@ class Exact:
             self._lay_out(a, u, self.width + pad)
 
     def _lay_out(self, a: Tensor, u: Tensor, wide: int) -> None:
-        length, block = a.shape[0], 32
+        # Some tokens of all hidden units at once, as many as fit into registers.
+        length, padded = a.shape[0], triton.next_power_of_2(wide)
+        block = max(1, min(32, 8192 // padded))
         self.a, self.u = (torch.empty(length, wide, x.shape[1], device=a.device).mT for x in (a, u))
         self.ea, self.eu = (torch.empty_like(x) if self.share else x for x in (self.a, self.u))
         if self.share:
@@ -221,7 +266,7 @@ class Exact:
         layout_kernel[(triton.cdiv(self.nq, block) + triton.cdiv(self.n, block), length)](
             a.contiguous(), u.contiguous(), self.a, self.u, self.ea, self.eu, self.a_top, self.u_top,
             self.nq, self.n, self.width, wide, 2.0 if self.code == TANH else 1.0,
-            SHARE=self.share, BR=block, BD=triton.next_power_of_2(wide),
+            SHARE=self.share, BR=block, BD=padded,
         )  # fmt: skip
 
     def operands(self) -> tuple[Tensor, ...]:

@@ -7,15 +7,13 @@ from torch import Tensor
 
 from regard.ops.triton import additive_exact, additive_grads
 from regard.ops.triton.additive_sine import Sine, plan_size, prologue
-from regard.ops.triton.additive_tile import CODES, Conditions, Exact
+from regard.ops.triton.additive_tile import Conditions, Exact, supports
 from regard.ops.triton.align import ALL, FLAT, Align
+from regard.ops.triton.mapped import fold, one_by_one, too_many, unfold
+
+__all__ = ["additive", "supports"]
 
 HALVES = (torch.float16, torch.bfloat16)
-
-
-def supports(act: str) -> bool:
-    """Whether the kernels know an activation."""
-    return act.partition(":")[0] in CODES and not act.startswith("tanh:")
 
 
 def _uses_sines(a: Tensor, act: str, given: Conditions) -> bool:
@@ -174,6 +172,22 @@ torch.library.register_fake("regard::additive", _forward_fake, lib=_library)
 torch.library.register_fake("regard::additive_backward", _gradients_fake, lib=_library)
 torch.library.register_autograd("regard::additive", _backward, setup_context=_remember, lib=_library)
 torch.library.register_autograd("regard::additive_backward", _no_double_backward, lib=_library)
+
+
+@torch.library.register_vmap("regard::additive", lib=_library)
+def _(info, in_dims, a, u, w, v, mask, bias, seed, position, *rest):
+    size, length = info.batch_size, a.shape[0 if in_dims[0] != 0 else 1]
+    if seed is not None or too_many(size, length):
+        given = (a, u, w, v, mask, bias, seed, position, *rest)
+        return one_by_one(torch.ops.regard.additive, size, in_dims, given)
+    tokens = [fold(x, in_dims[k], size, length) for k, x in ((0, a), (1, u), (3, v))]
+    w, mask, bias, position = (
+        fold(x, in_dims[k], size, length, shared=True) for k, x in ((2, w), (4, mask), (5, bias), (7, position))
+    )
+    found = torch.ops.regard.additive(*tokens[:2], w, tokens[2], mask, bias, seed, position, *rest)
+    out, plan = unfold(found[:-1], size, (0,) * 4), found[-1]
+    # A series is chosen for all entries together.
+    return (*out[0], plan), (*out[1], None)
 
 
 class Additive(torch.autograd.Function):

@@ -9,6 +9,7 @@ from regard.ops.triton import bilinear, bilinear_aligned
 from regard.ops.triton.activate import supports
 from regard.ops.triton.align import ALL, Align
 from regard.ops.triton.bilinear import Operands
+from regard.ops.triton.mapped import fold, one_by_one, too_many, unfold
 
 __all__ = ["bilinear_attention", "supports"]
 
@@ -110,6 +111,21 @@ torch.library.register_autograd(
     "regard::bilinear_attention", _registered_backward, setup_context=_remember, lib=_library
 )
 torch.library.register_autograd("regard::bilinear_attention_backward", _no_double_backward, lib=_library)
+
+
+@torch.library.register_vmap("regard::bilinear_attention", lib=_library)
+def _(info, in_dims, *operands):
+    q, k, v, offset, key_bias, rate, position, mask, seed, *rest = operands
+    size, dims = info.batch_size, in_dims
+    batch, heads = [n for axis, n in enumerate(q.shape) if axis != dims[0]][:2]
+    # The kernel has one rate for all.
+    if seed is not None or dims[5] is not None or too_many(size, batch * heads):
+        return one_by_one(torch.ops.regard.bilinear_attention, size, in_dims, operands)
+    q, k, v, offset, key_bias = (fold(x, dims[n], size, batch) for n, x in enumerate((q, k, v, offset, key_bias)))
+    position = fold(position, dims[6], size, batch * heads, shared=True)
+    mask = fold(mask, dims[7], size, batch, shared=True)
+    found = torch.ops.regard.bilinear_attention(q, k, v, offset, key_bias, rate, position, mask, seed, *rest)
+    return unfold(found, size, (0,) * 4)
 
 
 class BilinearAttention(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.ops.triton import multi_product, multi_units
 from regard.ops.triton.activate import supports
 from regard.ops.triton.align import ALL, FLAT, Align
+from regard.ops.triton.mapped import fold, one_by_one, too_many, unfold
 from regard.ops.triton.multi_parts import Operands
 
 __all__ = ["supports"]
@@ -124,3 +125,16 @@ torch.library.register_fake("regard::multi_attend", _forward_fake, lib=_library)
 torch.library.register_fake("regard::multi_attend_backward", _gradients_fake, lib=_library)
 torch.library.register_autograd("regard::multi_attend", _backward, setup_context=_remember, lib=_library)
 torch.library.register_autograd("regard::multi_attend_backward", _no_double_backward, lib=_library)
+
+
+@torch.library.register_vmap("regard::multi_attend", lib=_library)
+def _(info: Any, in_dims: Any, a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Any:
+    causal, act, seed, position, *more = rest
+    size, length = info.batch_size, a.shape[0 if in_dims[0] != 0 else 1]
+    if seed is not None or too_many(size, length):
+        return one_by_one(torch.ops.regard.multi_attend, size, in_dims, (a, u, w, v, mask, *rest))
+    a, u, v = (fold(x, in_dims[k], size, length) for k, x in ((0, a), (1, u), (3, v)))  # type: ignore[assignment]
+    w, mask, position = (fold(x, in_dims[k], size, length, shared=True) for k, x in ((2, w), (4, mask), (8, position)))  # type: ignore[assignment]
+    found = torch.ops.regard.multi_attend(a, u, w, v, mask, causal, act, seed, position, *more)
+    # The reach of a window has its two ends first.
+    return unfold(found, size, (0, 0, 0, 0, 1))

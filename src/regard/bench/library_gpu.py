@@ -1,0 +1,86 @@
+"""Scores that the library's attention computes, on a GPU: ours beside the same projection and call written by hand, and the call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.bench.beside import Formula, beside, first_queries
+from regard.bench.measure import Row
+from regard.general.attention import Attention
+from regard.general.scores import BiasedGeneral, Cosine, Dot, General, LowRankGeneral, NegativeL2, ScaledDot, Score
+from regard.ops.dispatch import execution
+
+QUESTION = "library-gpu"
+BATCH, HEADS, WIDTH, RANK = 4, 16, 64, 32
+# The middle one first: what is left out for want of time are the others.
+SIZES = (4096, 1024, 16384)
+
+sdpa = F.scaled_dot_product_attention
+
+
+def _distance(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """2 q·k - k·k, with a column more for the term of the key."""
+    square = -k.square().sum(-1, keepdim=True) / 2
+    return sdpa(torch.cat([q, q.new_ones(*q.shape[:-1], 1)], -1), torch.cat([k, square], -1), v, scale=2.0)
+
+
+# A score, and what one would write without the library, with its parameters.
+KINDS: dict[str, tuple[Callable[[], Score], Callable[[Any, Tensor, Tensor, Tensor], Tensor]]] = {
+    "dot": (Dot, lambda s, q, k, v: sdpa(q, k, v, scale=1.0)),
+    "scaled dot": (ScaledDot, lambda s, q, k, v: sdpa(q, k, v)),
+    "general": (lambda: General(WIDTH, WIDTH), lambda s, q, k, v: sdpa(q @ s.W.mT, k, v, scale=1.0)),
+    "low-rank general": (
+        lambda: LowRankGeneral(WIDTH, WIDTH, RANK),
+        lambda s, q, k, v: sdpa(q @ s.V.mT, k @ s.U.mT, v, scale=1.0),
+    ),
+    "biased general": (
+        lambda: BiasedGeneral(WIDTH, WIDTH),
+        lambda s, q, k, v: sdpa(F.linear(q, s.W, s.b), k, v, scale=1.0),
+    ),
+    "cosine": (Cosine, lambda s, q, k, v: sdpa(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, scale=1.0)),
+    "negative L2": (NegativeL2, lambda s, q, k, v: _distance(q, k, v)),
+}
+
+
+def compared(
+    kind: str,
+    n: int,
+    device: str = "cuda",
+    dtype: torch.dtype = torch.bfloat16,
+    lead: tuple[int, int] = (BATCH, HEADS),
+    budget: float = 0.3,
+) -> Iterator[Row]:
+    """Forward and training step; the error is that of the first queries."""
+    make, by_hand = KINDS[kind]
+    attend = Attention(make()).to(device, dtype)
+    xs = [torch.randn(*lead, n, WIDTH, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+    wide = Attention(make()).to(device, torch.float64)
+    wide.load_state_dict(attend.state_dict())
+    with torch.no_grad(), execution("dense"):
+        q, k, v = (x[0, 0].double() for x in xs)
+        exact = wide(q[:64], k, v)
+    who: dict[str, Formula] = {
+        "regard": attend,
+        "SDPA and the projection by hand": lambda q, k, v: by_hand(attend.score, q, k, v),
+        "SDPA alone": lambda q, k, v: sdpa(q, k, v),
+    }
+    case = f"{kind} B{lead[0]} H{lead[1]} N{n} d{WIDTH} {str(dtype).split('.')[1]}"
+    learned = list(attend.parameters())
+    for row in beside(QUESTION, case, who, xs, learned, first_queries(exact), device, budget):
+        # Alone it computes another function.
+        row.error = None if row.what == "SDPA alone" and kind != "scaled dot" else row.error
+        yield row
+
+
+def rows(sizes: Sequence[int] = SIZES) -> Iterator[Row]:
+    """All of it."""
+    torch.manual_seed(0)
+    for n in sizes:
+        for kind in KINDS:
+            yield from compared(kind, n)
+            torch.cuda.empty_cache()
