@@ -87,6 +87,8 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
         ([], "recipe: got none"),
         (["--resume", "nowhere"], "a run folder"),
         (["dates", "--config", "nowhere.yaml"], "config: got nowhere.yaml"),
+        (["dates", "--strategy", "dpd"], "strategy: got 'dpd'"),
+        (["dates", "--devices", "0"], "devices: got 0"),
     ],
 )
 def test_wrong_usage_is_refused_and_leaves_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -94,3 +96,11 @@ def test_wrong_usage_is_refused_and_leaves_nothing(arguments: list[str], message
     assert code == 2
     assert message in stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_is_no_folder_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, stderr = regard("run", "dates", *[f"--set={setting}" for setting in SMALL], "--out", tmp_path / "file")
+    assert code == 2
+    assert "out: got" in stderr
+    assert "expected a folder to write into" in stderr

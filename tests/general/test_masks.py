@@ -230,3 +230,13 @@ def test_a_function_is_asked_for_leading_axes_too() -> None:
     table = torch.rand(2, 3, 5) > 0.5
     mask = rg.Where(lambda i, j: table[:, i, j])
     assert torch.equal(mask.bind(Sizes((2,), 3, 5)).tile(range(1, 3), range(4), CPU), table[:, 1:, :4])
+
+
+@pytest.mark.parametrize("impl", ["auto", "dense", "blockwise", "fused"])
+def test_a_query_without_keys_may_hold_anything_where_keys_are_filled(impl: str) -> None:
+    query, key = torch.full((2, 3, 4), math.nan, requires_grad=True), torch.zeros(2, 5, 4, requires_grad=True)
+    with rg.execution(impl):
+        context = rg.Attention("dot")(query, key, mask=rg.Keys(torch.zeros(2, 5, dtype=torch.bool), filled=True))
+    assert (context == 0).all()
+    for gradient in torch.autograd.grad(context.sum(), (query, key)):
+        assert (gradient == 0).all()

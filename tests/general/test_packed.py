@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import regard as rg
+from regard.general.alignments.reinforced import ReinforcedPairs
 from regard.general.masks import Sizes
 
 CPU = torch.device("cpu")
 SEQUENCES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=6)
-BANDS = st.one_of(st.none(), st.tuples(st.integers(-4, 4), st.integers(-4, 4)))
+DISTANCES = st.one_of(st.integers(-4, 4), st.sampled_from([-math.inf, math.inf]))
+BANDS = st.one_of(st.none(), st.tuples(DISTANCES, DISTANCES))
 
 
 def written_out(queries: list[int], keys: list[int]) -> torch.Tensor:
@@ -91,3 +95,20 @@ def test_lengths_that_do_not_add_up_are_refused():
         attend(x[:4], x, mask=rg.Packed([4, 3]))
     with pytest.raises(ValueError, match="queries: got 1 numbers, expected one for each sequence, 2"):
         rg.Packed([2, 3], queries=[5])
+
+
+@pytest.mark.parametrize(
+    ("align", "since"),
+    [
+        (rg.Reinforced(key_dim=3, context=True), "the policy sees the mean of the keys"),
+        (ReinforcedPairs(key_dim=3), "a query that is not selected reads the mean of all"),
+        (rg.DependencyTree(single_root=True), "a tree has a single root"),
+    ],
+)
+def test_what_all_sequences_would_decide_together_is_refused(align, since):
+    attend, x = rg.Attention("dot", align), torch.randn(7, 3)
+    for mask in (rg.Packed([3, 4]), rg.Packed([3, 4]) & rg.Keys(torch.ones(7, dtype=torch.bool))):
+        with pytest.raises(
+            ValueError, match=f"mask: got Packed, several sequences, expected one sequence, since {since}"
+        ):
+            attend(x, x, mask=mask)

@@ -204,6 +204,8 @@ def test_empty_axes(sizes: tuple[int, int, int], library: Library) -> None:
             context = attend(**x)
         assert context.shape == (b, nq, 11)
         assert bool((context == 0).all())
+        for gradient in torch.autograd.grad(context.sum(), list(x.values())):
+            assert bool((gradient == 0).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

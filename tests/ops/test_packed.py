@@ -180,3 +180,27 @@ def test_one_long_sequence_is_not_worth_it():
 def test_an_alignment_that_looks_further_reads_the_whole():
     attend, x = rg.Attention("dot", "structured"), normal(40, 3)
     assert explain_dispatch(attend, x, x, mask=rg.Packed([10] * 4)).path != "packed"
+
+
+def test_nothing_to_attend_to_sends_back_zeros():
+    attend = rg.Attention("dot")
+    for lengths, queries in (((0, 0), (2, 3)), ((2, 3), (0, 0)), ((), ())):
+        query, key = (normal(sum(count), 3).requires_grad_() for count in (queries, lengths))
+        context = attend(query, key, mask=rg.Packed(lengths, queries))
+        assert (context == 0).all()
+        for gradient in torch.autograd.grad(context.sum(), (query, key)):
+            assert (gradient == 0).all()
+
+
+def test_time_does_not_grow_with_the_square_of_the_number_of_sequences():
+    x = normal(40_000, 1)  # which would take minutes
+    assert_same(rg.Attention("dot")(x, x, mask=rg.Packed([1] * len(x))), x)
+
+
+@pytest.mark.parametrize("align", ["soft", "sparsemax", "local"])
+def test_it_compiles_into_one_graph(align):
+    attend, x = rg.Attention("dot", ALIGNMENTS[align]()), normal(9, 3)
+    for mask in (rg.Packed([4, 0, 5]), rg.Packed([3, 6], [5, 4]), rg.Packed([4, 5]) & rg.Causal()):
+        torch._dynamo.reset()
+        compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        assert_same(compiled(x, x, mask=mask), attend(x, x, mask=mask))

@@ -97,3 +97,16 @@ def test_a_convolution_that_would_look_ahead_is_refused_beside_a_causal_mask(pai
     alone = rg.TransformerDecoder(12, 2, 1, cross=False, attention=lambda d, h: rg.LongShortAttention(d, h, kernel=1))
     assert alone(torch.randn(2, 7, 12), None, REAL, pairs=pairs).shape == (2, 7, 12)
     assert rg.LongShortAttention(12, 2)(torch.randn(2, 7, 12), mask=rg.Window(1)).shape == (2, 7, 12)
+
+
+def test_a_convolution_across_sequences_that_stand_end_to_end_is_refused():
+    mask = rg.Packed([3, 4]) & rg.Causal()
+    for causal in (False, True):
+        encode = rg.TransformerEncoder(8, 2, 1, attention=lambda d, h, c=causal: rg.LongShortAttention(d, h, causal=c))
+        with pytest.raises(
+            ValueError, match="mask: got Packed, several sequences, expected one sequence, since the conv"
+        ):
+            encode(torch.randn(1, 7, 8), pairs=mask)
+    alone = scrambled(rg.LongShortAttention(8, 2, kernel=1)).double()
+    x = normal(7, 8)
+    assert_same(alone(x, mask=mask), torch.cat([alone(part, mask=rg.Causal()) for part in x.split([3, 4])]))

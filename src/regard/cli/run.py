@@ -76,8 +76,10 @@ def run(  # noqa: PLR0913 - one argument an option
             if named not in (None, recipe):
                 raise ValueError(f"recipe: got {recipe!r} beside a configuration of {named!r}, expected the same.")
             from regard.recipes.check import check
+            from regard.recipes.engine import check_processes
 
             task = configured(recipe, chosen)
+            check_processes(task, devices, strategy)
             check(task)
             folder = Run.begin(task, out)
             if not as_json:

@@ -474,7 +474,7 @@ def _without_unread(
     """Zero what nobody may read, and queries that may read nothing: 0 x NaN is NaN, so it must not reach a product."""
     if mask is None or mask.is_filled:
         return query, key, value
-    keys, rows = mask.keys(key.device), mask.rows(key.device)
+    keys, rows = None if mask.has_zeros else mask.keys(key.device), mask.rows(key.device)
     if keys is not None:
         shared = value is key
         key = kept_rows(key, keys)

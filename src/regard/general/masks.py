@@ -87,7 +87,10 @@ class Bound:
 
     sizes: Sizes
     is_plain_causal = False
-    is_filled = False  # whether whoever made it has already zeroed what nobody may read
+    is_filled = (
+        False  # whether whoever made it has already zeroed what nobody may read, and queries that may read nothing
+    )
+    has_zeros = False  # whether keys and values alone are known to be zero where nobody may read them
     is_cleared = False  # whether whoever made it zeroes the results of queries that may attend nothing
 
     @property
@@ -300,7 +303,7 @@ class Keys(Mask):
 class _BoundKeys(Bound):
     allowed: Tensor  # (..., N)
     sizes: Sizes
-    is_filled: bool = False
+    has_zeros: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

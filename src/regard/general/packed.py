@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -126,18 +125,28 @@ class _BoundPacked(Bound):
     def _intervals(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """First key, and one more than the last, of each query, (Nq,)."""
         _, first, end = self._sequences(device)
-        low, high = self.sequences.low, self.sequences.high
+        # No key is farther than that, and an infinity is no index.
+        farthest = self.sizes.nq + self.sizes.n
+        low, high = (int(max(-farthest, min(x, farthest))) for x in (self.sequences.low, self.sequences.high))
         i = torch.arange(self.sizes.nq, device=device)
-        first = first if low == -math.inf else torch.maximum(first, i + int(low))
-        return first, end if high == math.inf else torch.minimum(end, i + int(high) + 1)
+        return torch.maximum(first, i + low), torch.minimum(end, i + high + 1)
 
     def _sequences(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """First query, first key, and one more than the last key, of each query's sequence."""
+        if torch.compiler.is_compiling():
+            # A graph computes them once, and cannot be traced through what is cached.
+            return self._counted(device)
         if device not in self.memo:
-            queries, keys = (torch.tensor(x, device=device, dtype=torch.int64) for x in self.sequences[:2])
-            end = keys.cumsum(0)
-            facts = (queries.cumsum(0) - queries, end - keys, end)
-            # Given the sum, the host need not ask the device how many there are.
-            self.memo[device] = tuple(x.repeat_interleave(queries, output_size=self.sizes.nq) for x in facts)
+            self.memo[device] = self._counted(device)
         found: tuple[Tensor, Tensor, Tensor] = self.memo[device]
         return found
+
+    def _counted(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys = (torch.tensor(x, device=device, dtype=torch.int64) for x in self.sequences[:2])
+        end = keys.cumsum(0)
+        # Given the sum, the host need not ask the device how many there are.
+        first_query, first, end = (
+            x.repeat_interleave(queries, output_size=self.sizes.nq)
+            for x in (queries.cumsum(0) - queries, end - keys, end)
+        )
+        return first_query, first, end

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -55,6 +56,8 @@ def why_not_packed(call: Call) -> str | None:
         return "no sequences end to end"
     if not getattr(call.align, "is_rowwise", False):
         return f"alignment {type(call.align).__name__} looks at more than the keys that a row may attend"
+    if not pieces.pairs:
+        return "nothing to attend to"
     if call.pairs < WORTHWHILE * pieces.pairs:
         return "one sequence is most of all"
     return None
@@ -150,7 +153,7 @@ class _Padded:
     def of(ranges: list[range], call: Call) -> _Padded:
         return _Padded(ranges, len(call.lead), call.device)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return max(map(len, self.ranges))
 

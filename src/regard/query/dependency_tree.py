@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from regard._errors import refusal
 from regard.catalog import register
-from regard.general.alignments.base import Alignment, one_hot, readable, softmax
+from regard.general.alignments.base import Alignment, one_hot, readable, refuse_packed, softmax
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
 from regard.query.parts import uncast
@@ -73,6 +73,8 @@ class DependencyTree(Alignment):
         if recorded(call).single or call.nq != call.n:
             got = f"{call.nq} queries beside {call.n} keys"
             raise ValueError(refusal("query", got, "as many as there are keys: each word looks for its head"))
+        if self.single_root:
+            refuse_packed(call, "a tree has a single root")
         with uncast(call.device):
             return Trees(call.scores(), call.tile().mask(), self.single_root)
 

@@ -251,6 +251,13 @@ def evaluated(
         model.train(training)
 
 
+def check_processes(recipe: Recipe, devices: int, strategy: str) -> None:
+    """Refuse processes that cannot share an update."""
+    one_of("strategy", strategy, tuple(_STRATEGIES))
+    if not 1 <= devices <= recipe.batch:
+        raise ValueError(refusal("devices", devices, f"from 1 to the examples of an update, batch={recipe.batch}"))
+
+
 def train(
     recipe: Recipe,
     run: Run,
@@ -271,9 +278,7 @@ def train(
     Returns:
         Whether this process is the one that speaks for all of them.
     """
-    one_of("strategy", strategy, tuple(_STRATEGIES))
-    if not 1 <= devices <= recipe.batch:
-        raise ValueError(refusal("devices", devices, f"from 1 to the examples of an update, batch={recipe.batch}"))
+    check_processes(recipe, devices, strategy)
     run.keep_known(recipe)
     torch.manual_seed(recipe.seed)
     model, kept = recipe.build(), _kept(run.folder / STATE)

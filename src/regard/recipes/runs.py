@@ -50,6 +50,9 @@ class Run:
                 return Run.begin_at(recipe, folder)
             except FileExistsError:
                 continue
+            except OSError as error:
+                got = f"{out}: {error.strerror}"
+                raise ValueError(refusal("out", got, "a folder to write into")) from error
         raise FileExistsError(f"{out} has a thousand runs of this second")
 
     @staticmethod

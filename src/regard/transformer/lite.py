@@ -108,8 +108,8 @@ class LongShortAttention(nn.Module):
     def forward(self, tokens: Float[Tensor, "*b n d"], *, mask: Tensor | Mask | None = None) -> Float[Tensor, "*b n d"]:
         """Update the tokens (..., N, d).
 
-        The convolution leaves out keys that the mask lets nobody attend: padding. Unless it is causal, a mask such as `Causal()` is
-        refused, which it would not obey. Of other masks it knows nothing.
+        The convolution leaves out keys that the mask lets nobody attend: padding. What it would not obey is refused: `Packed`, and
+        unless it is causal a mask such as `Causal()`. Of other masks it knows nothing.
         """
         far, near = tokens.chunk(2, -1)
         real = None
@@ -118,6 +118,10 @@ class LongShortAttention(nn.Module):
             if self.near.kernel > 1 and not self.near.causal and not _looks_ahead(bound):
                 fix = "Fix: LongShortAttention(dim, heads, causal=True)."
                 raise ValueError(refusal("causal", False, "True beside a mask that hides what is later", fix))
+            if self.near.kernel > 1 and bound.origins(tokens.device) is not None:
+                fix = "Fix: put them side by side, with a mask of the real tokens."
+                expected = "one sequence, since the convolution mixes neighbours"
+                raise ValueError(refusal("mask", "Packed, several sequences", expected, fix))
             real = bound.keys(tokens.device)
             if real is not None and real.dim() == tokens.dim():
                 real = real.any(-2)

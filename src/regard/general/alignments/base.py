@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._errors import refusal
+from regard.general.masks import Bound
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
 from regard.ops.folds import Fold
@@ -73,6 +75,13 @@ class Alignment(nn.Module):
     def policy_entropy(self, call: Call) -> Tensor | None:
         """Entropy of the distribution that was sampled from, shaped like `log_prob`."""
         return None
+
+
+def refuse_packed(call: Call, since: str) -> None:
+    """Refuse sequences that stand end to end, for what would be decided by all of them together."""
+    if isinstance(call.mask, Bound) and call.mask.origins(call.device) is not None:
+        fix = "Fix: put them side by side, with Padding(lengths)."
+        raise ValueError(refusal("mask", "Packed, several sequences", f"one sequence, since {since}", fix))
 
 
 def readable(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.catalog import register
-from regard.general.alignments.base import Alignment, readable, softmax
+from regard.general.alignments.base import Alignment, readable, refuse_packed, softmax
 from regard.general.scores.base import matrix, vector, width, zeros
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
@@ -123,6 +123,8 @@ class Reinforced(Alignment):
         return not self.policy.context
 
     def prepare(self, call: Call) -> Mapping[str, Any]:
+        if self.policy.context:
+            refuse_packed(call, "the policy sees the mean of the keys")
         valid = None if call.mask is None else call.mask.keys(call.device)
         logits = self.policy(call.key, valid)
         selected = self.select(logits, call, 0)
@@ -205,6 +207,7 @@ class ReinforcedPairs(Reinforced):
     def prepare(self, call: Call) -> Mapping[str, Any]:
         if call.query is None:
             raise ValueError(refusal("query", None, "a query, since the queries are selected too"))
+        refuse_packed(call, "a query that is not selected reads the mean of all")
         dependents = super().prepare(call)
         alive = None if call.mask is None else call.mask.rows(call.device)
         logits = self.head_policy(call.query, alive)
