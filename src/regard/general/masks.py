@@ -87,9 +87,7 @@ class Bound:
 
     sizes: Sizes
     is_plain_causal = False
-    is_filled = (
-        False  # whether whoever made it has already zeroed what nobody may read, and queries that may read nothing
-    )
+    is_filled = False  # whether what nobody may read, and queries that may read nothing, are zero already
     has_zeros = False  # whether keys and values alone are known to be zero where nobody may read them
     is_cleared = False  # whether whoever made it zeroes the results of queries that may attend nothing
 
