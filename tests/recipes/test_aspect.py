@@ -46,6 +46,12 @@ def test_splits() -> None:
     assert_no_split_shares("aspect", train_size=300)
 
 
+def test_training_on_files_goes_on_until_the_steps_are_small() -> None:
+    task = configured("aspect", {"data": "somewhere"})
+    assert task.patience * task.every >= task.steps
+    assert task.rate(task.steps - 1) < 0.01 < task.rate(0)
+
+
 def test_files(tmp_path: Path) -> None:
     train = raw(("The $T$ was n't good , $T$ !", "red Wine", -1), ("$T$", "food", 0), end="\r\n")
     parts = read(

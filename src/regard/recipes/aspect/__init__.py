@@ -52,11 +52,14 @@ class Aspect(TextRecipe, Classification):
     encoder_lr: float = 5e-5
     hidden_dim: int = 200
     train_size: int = 1000
-    dropout: float = 0.5
+    dropout: float = 0.3
     batch: int = 32
-    steps: int = 1000
+    steps: int = 600
     every: int = 50
-    patience: int = 8
+    # As many as there are evaluations: the last ones, at small steps, are often the best.
+    patience: int = 12
+    lr: float = 2e-3
+    decay: str = "linear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
