@@ -16,11 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.ops.triton import activate as activations
+from regard.ops.triton.activate import SIGMOID, TANH, code_of
 from regard.ops.triton.align import Align
-
-# act codes
-TANH, SIGMOID, RELU, LEAKY, GELU, IDENTITY = range(6)
-CODES = {"tanh": TANH, "sigmoid": SIGMOID, "relu": RELU, "leaky_relu": LEAKY, "gelu": GELU, "identity": IDENTITY}
 
 # Arguments whose values make no quicker code: a sequence of another length is not worth another compilation.
 SIZES = ("NQ", "N", "D", "DV", "sml", "smm", "sbl", "sbm", "spl", "first_query")
@@ -31,7 +29,7 @@ SHARED_RANGE = tl.constexpr(21.0)
 
 def supports(act: str) -> bool:
     """Whether the kernels know an activation."""
-    return act.partition(":")[0] in CODES and not act.startswith("tanh:")
+    return activations.supports(act) and not act.startswith("tanh:")
 
 
 @triton.jit
@@ -244,8 +242,7 @@ class Exact:
     """
 
     def __init__(self, a: Tensor, u: Tensor, w: Tensor, act: str, prepare: bool) -> None:
-        name, _, parameter = act.partition(":")
-        self.code, self.slope = CODES[name], float(parameter or 0.2) if name == "leaky_relu" else 0.0
+        self.code, self.slope, _ = code_of(act)
         self.width, self.nq, self.n = a.shape[-1], a.shape[1], u.shape[1]
         self.share = prepare and self.code in (TANH, SIGMOID)
         pad = self.width % 2 if prepare else 0
