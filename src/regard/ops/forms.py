@@ -150,7 +150,9 @@ class AdditiveForm:
     def scores(self, i: range) -> Tensor:
         a = self.a if len(i) == self.a.shape[-2] else self.a[..., i.start : i.stop, :]
         a, u = wide(a), wide(self.u)
-        hidden = self.activation.function(a[..., :, None, :] + u[..., None, :, :])
+        hidden = a[..., :, None, :] + u[..., None, :, :]
+        # The largest of all tensors here is written over where that is what autograd would keep anyway.
+        hidden = hidden.tanh_() if self.activation.known == "tanh" else self.activation.function(hidden)
         if self.weight is None:
             return hidden.movedim(-1, -3)
         weight = wide(self.weight)
