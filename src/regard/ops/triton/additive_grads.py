@@ -267,7 +267,7 @@ def backward(
     dw = torch.zeros(length, grid_q, width, device=v.device)
     dbias = torch.zeros(length, x.nq, x.n, device=v.device) if wants_bias else None
     dposition = None if align.gaussian == FLAT else torch.zeros(length, x.nq, device=v.device)
-    order = align.order()
+    order = align.order(x.n)
     excess = torch.zeros(length, grid_k, x.nq, device=v.device)
     flags = {"ACT": x.code, "SHARE": x.share, **given.flags(), **arithmetic(v), "GUARDED": skip is not None}
     rows = (da, dw, dw if dbias is None else dbias, dw if dposition is None else dposition)
