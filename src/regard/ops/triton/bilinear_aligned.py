@@ -480,7 +480,7 @@ def key_grad_kernel(
 
 
 # Queries, keys, warps and stages of each kernel in half precision where queries have windows: hardly more keys than the windows hold.
-WINDOWED = {"forward": (64, 32, 4, 2), "queries": (64, 32, 4, 1), "keys": (64, 64, 8, 1)}
+WINDOWED = {"forward": (64, 32, 4, 2), "queries": (64, 32, 4, 1), "keys": (64, 32, 4, 1)}
 
 
 def _tile(x: Operands, align: Align, kernel: str) -> dict[str, int]:
