@@ -126,6 +126,9 @@ ALIGNMENTS = {
     "local": (lambda: rg.Local(6), "pairs", 0.0, F16),
     "local, predicted": (lambda: rg.Local(5, "predictive", query_dim=24), "padding", 0.2, F32),
     "local, renormalised": (lambda: rg.Local(5, "predictive", renormalize=True, query_dim=24), "none", 0.0, F32),
+    "local, predicted, half precision": (lambda: rg.Local(5, "predictive", query_dim=24), "none", 0.2, F16),
+    "local, predicted, causal": (lambda: rg.Local(5, "predictive", query_dim=24), "causal", 0.0, BF16),
+    "local, the nearest key alone": (lambda: rg.Local(0, "predictive", query_dim=24), "none", 0.0, F32),
 }
 
 

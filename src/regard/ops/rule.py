@@ -28,5 +28,7 @@ class Rule:
     # Centre of a window of each query, and how far it reaches.
     position: Tensor | None = None
     window: float = 0.0
+    # Whether the centres stand nearly in the order of the queries.
+    ordered: bool = False
     # "", "added" to the scores in the softmax, or "scaled": times the weights after it.
     gaussian: str = ""

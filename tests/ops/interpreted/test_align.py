@@ -85,3 +85,16 @@ def test_an_alignment_survives_the_way_through_an_operator() -> None:
     whole = align.Align(SEED, torch.rand(2, 3), 0.5, 2.5, 0.1, 7, True, align.SAMPLED, False, align.SCALED)
     assert align.Align.unflat(*whole.flat()) == whole
     assert align.Align.unflat(*align.Align().flat()).is_plain
+
+
+def test_an_order_holds_every_query_of_a_row_once_and_goes_by_position() -> None:
+    position = torch.rand(3, 70) * 50
+    position[0, :4] = torch.tensor([math.nan, -7.0, 1e9, math.inf])
+    order = align.Align(position=position, window=2.0, scattered=True).order(50)
+    assert order is not None
+    assert order.dtype == torch.int32
+    assert torch.equal(order.sort(-1).values, torch.arange(70, dtype=torch.int32).expand(3, 70))
+    sorted_by = position.nan_to_num(0.0).clamp(0.0, 50.0).gather(1, order.long())
+    assert (sorted_by.diff(dim=-1) > -align.TOGETHER).all()
+    assert torch.equal(order, align.Align(position=position, window=2.0, scattered=True).order(50))
+    assert align.Align(position=position, window=2.0).order(50) is None

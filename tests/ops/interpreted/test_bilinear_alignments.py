@@ -84,6 +84,25 @@ CASES = {
     "local, predicted, renormalised": Case(
         lambda: rg.Local(2, "predictive", renormalize=True, query_dim=D), heads=(2,)
     ),
+    "local, predicted, several blocks": Case(
+        lambda: rg.Local(3, "predictive", query_dim=D), nq=75, n=101, dropout=0.2, heads=(2,)
+    ),
+    "local, predicted, several blocks, causal": Case(
+        lambda: rg.Local(2, "predictive", query_dim=D), nq=80, n=80, mask=rg.Causal()
+    ),
+    "local, predicted, several blocks, most windows hold nothing": Case(
+        lambda: rg.Local(2, "predictive", query_dim=D), nq=75, n=101, mask=rg.Where(lambda i, j: (i + j) % 31 < 2)
+    ),
+    "local, predicted, the nearest key alone": Case(
+        lambda: rg.Local(0, "predictive", query_dim=D), nq=75, n=101, mask=rg.Causal(), dropout=0.2
+    ),
+    "local, several blocks": Case(lambda: rg.Local(4), nq=101, n=75),
+    "local, positions that go back": Case(
+        lambda: rg.Local(2, renormalize=True), nq=75, n=75, mask=rg.Packed([30, 5, 40], queries=[10, 50, 15])
+    ),
+    "float16, local, predicted, several blocks": Case(
+        lambda: rg.Local(3, "predictive", query_dim=D), dtype=F16, nq=75, n=101
+    ),
     "dot, dropout": Case(rg.Soft, dropout=0.3, mask=rg.Causal(), score=rg.ScaledDot),
     "dot, hard": Case(rg.Hard, score=rg.ScaledDot, mask=pairs()),
     "distance, local": Case(lambda: rg.Local(4), score=lambda: rg.NegativeL2(2.0)),

@@ -182,7 +182,8 @@ class Local(Alignment):
 
     def rule(self, call: Call) -> Rule:
         kind = "" if not self.gaussian else "added" if self.renormalize else "scaled"
-        return Rule(position=call.prepared["position"], window=self.window, gaussian=kind)
+        ordered = self.position == "monotonic"
+        return Rule(position=call.prepared["position"], window=self.window, ordered=ordered, gaussian=kind)
 
     def fold(self, tile: Tile) -> Fold:
         def position(part: Tile) -> Tensor:

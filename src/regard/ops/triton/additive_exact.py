@@ -189,7 +189,7 @@ def forward(
     length, dv = x.a.shape[0], v.shape[-1]
     mask, sml, smm, smn = mask_arguments(given.mask, x.w)
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
-    tile, order = blocks(dv, False, given.is_plain), given.align.order()
+    tile, order = blocks(dv, False, given.is_plain), given.align.order(x.n)
     forward_kernel[(triton.cdiv(x.nq, tile["BM"]), length)](
         *x.operands(), v, mask, bias, out, soft, lse, pick, x.w if order is None else order, x.w if skip is None else skip,
         *x.strides(), *v.stride(), sml, smm, smn, sbl, sbm, sbn, *out.stride(),

@@ -95,9 +95,6 @@ def query_grad_kernel(
     offset = N - NQ
     lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
     delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
-    refined = delta
-    for k in range(0, tl.cdiv(N, BN)):
-        refined += tl.load(EXCESS + (lead * tl.cdiv(N, BN) + k) * NQ + m, mask=m_in, other=0.0)
     do = tl.load(DO + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0)
     do = do.to(tl.float32)
     a_top = largest(AMAX + lead * NQ, m, m_in, SHARE)
@@ -109,6 +106,10 @@ def query_grad_kernel(
     if LOCAL:
         position = tl.load(POSITION + lead * spl + m, mask=m_in, other=0.0)
         begin, end = span(position, m_in, window, end, BN)
+    # Keys that none of these queries reads have left nothing for them.
+    refined = delta
+    for k in range(begin // BN, tl.cdiv(end, BN)):
+        refined += tl.load(EXCESS + (lead * tl.cdiv(N, BN) + k) * NQ + m, mask=m_in, other=0.0)
     for start in range(begin, end, BN):
         n = start + tl.arange(0, BN)
         n_in = n < N
@@ -267,7 +268,7 @@ def backward(
     dw = torch.zeros(length, grid_q, width, device=v.device)
     dbias = torch.zeros(length, x.nq, x.n, device=v.device) if wants_bias else None
     dposition = None if align.gaussian == FLAT else torch.zeros(length, x.nq, device=v.device)
-    order = align.order()
+    order = align.order(x.n)
     excess = torch.zeros(length, grid_k, x.nq, device=v.device)
     flags = {"ACT": x.code, "SHARE": x.share, **given.flags(), **arithmetic(v), "GUARDED": skip is not None}
     rows = (da, dw, dw if dbias is None else dbias, dw if dposition is None else dposition)

@@ -27,6 +27,8 @@ from regard.ops.random import DROPOUT, SAMPLE
 ALL, LARGEST, SAMPLED = range(3)
 # Where a Gaussian enters: nowhere, in the softmax, after it.
 FLAT, ADDED, SCALED = range(3)
+# Keys whose queries are brought together without an order among them.
+TOGETHER = 4
 
 FOR_SAMPLE, FOR_DROPOUT = tl.constexpr(SAMPLE), tl.constexpr(DROPOUT)
 PURPOSES = tl.constexpr(4)
@@ -125,6 +127,17 @@ def span(position, m_in, window, end, BN: tl.constexpr):
 
 
 @triton.jit
+def rank_kernel(POSITION, RANK, spl, NQ, places, STEP: tl.constexpr, BM: tl.constexpr):
+    """In which few keys each position lies, counted on from row to row; what is no number is in the first."""
+    lead = tl.program_id(1)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    place = tl.load(POSITION + lead.to(tl.int64) * spl + m, mask=m < NQ, other=0.0) / STEP
+    last = places - 1
+    place = tl.where(place < last, tl.where(place > 0.0, place, 0.0), tl.where(place == place, last * 1.0, 0.0))
+    tl.store(RANK + lead.to(tl.int64) * NQ + m, lead * places + tl.minimum(place.to(tl.int32), last), mask=m < NQ)
+
+
+@triton.jit
 def first_largest(x, n, BIG: tl.constexpr):
     """The largest of each row of a tile, and the first key that has it."""
     top = tl.max(x, 1)
@@ -171,7 +184,7 @@ class Align:
             learns=rule.learns and torch.is_grad_enabled(),
             gaussian=("", "added", "scaled").index(rule.gaussian),
             hides=not rule.learns,
-            scattered=rule.position is not None and rule.position.dim() > 1,
+            scattered=rule.position is not None and not rule.ordered,
         )
 
     @property
@@ -184,11 +197,22 @@ class Align:
         """Whether it is a softmax over all keys, with or without dropout."""
         return not self.noise and self.position is None and self.choice == ALL
 
-    def order(self) -> Tensor | None:
-        """Queries by position, (L or 1, Nq), so that a block of them reads one stretch of keys; None where they stand so already."""
-        return (
-            self.position.argsort(dim=-1, stable=True).int() if self.scattered and self.position is not None else None
+    def order(self, n: int) -> Tensor | None:
+        """Queries by position, (L or 1, Nq), so that a block of them reads one stretch of n keys; None where they stand so already.
+
+        Positions in the same few keys stay in the order of the queries. All rows are sorted as one, which takes a single sort of
+        integers; no result depends on the order, but for the rounding of sums.
+        """
+        if self.position is None or not self.scattered:
+            return None
+        lead, nq = self.position.shape
+        rank = torch.empty(lead * nq, dtype=torch.int32, device=self.position.device)
+        block = 1024
+        rank_kernel[(triton.cdiv(nq, block), lead)](
+            self.position, rank, self.position.stride(0), nq, n // TOGETHER + 1, STEP=TOGETHER, BM=block
         )
+        order = torch.empty(lead, nq, dtype=torch.int32, device=rank.device)
+        return torch.remainder(rank.sort(stable=True).indices.view(lead, nq), nq, out=order)
 
     def flat(self) -> tuple[Tensor | None, Tensor | None, list[float], list[int]]:
         """The same as arguments of a registered operator: Tensor? seed, Tensor? position, float[] numbers, int[] kinds."""

@@ -8,6 +8,10 @@ $$G_{ij} = P_{ij} (x_{ij} - D_i), \qquad dv_j = \sum_i r_{ij} P_{ij}\, do_i$$
 
 from where on it is that of `bilinear`; where a single key was read, its value alone gets the gradient of the context. Tiles that nobody
 may read are left out before anything is loaded for them. A program owns its rows: no atomics.
+
+Windows cost as much as they hold. Queries are taken in the order of their positions, so that those of a program read one stretch of keys.
+Backward, the kernel of the queries notes from where to where the windows, and the single keys, of every few of them lie; from these notes
+each block of keys learns which queries to ask, whatever their order.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from torch import Tensor
 from regard.ops.triton.activate import exp2, value_and_slope
 from regard.ops.triton.align import (
     ALL,
+    FLAT,
     FOR_DROPOUT,
     Align,
     first_largest,
@@ -44,23 +49,35 @@ from regard.ops.triton.bilinear import (
     default_tile,
 )
 
+# How many queries share a note of the keys that they reach, and a number past all keys.
+GRAIN = tl.constexpr(16)
+FAR = tl.constexpr(1 << 30)
+# Random numbers are drawn for keys by fours.
+DRAWN = tl.constexpr(4)
 # Weights, divided by the rate that dropout keeps, on their way into a half-precision product.
 LIFT = tl.constexpr(16.0)
 
 
 @triton.jit
+def _queries(ORDER, slot, NQ, ORDERED: tl.constexpr):
+    """The queries in some places of the order they are taken in; past the last there is none, which is NQ."""
+    if ORDERED:
+        return tl.load(ORDER + slot, mask=slot < NQ, other=NQ)
+    return slot
+
+
+@triton.jit
 def _scores(
-    q, K, GAMMA, n, skn, skd, sgn, scale, shift, gain, rate, slope, N, D,
-    ACT: tl.constexpr, HAS_GAMMA: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr, BD: tl.constexpr,
+    q, k, GAMMA, n, sgn, scale, shift, gain, rate, slope, N,
+    ACT: tl.constexpr, HAS_GAMMA: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile over the temperature, derivatives of the activation, and the keys."""
-    k = _rows(K, n, tl.arange(0, BD), skn, skd, N, D)
+    """Scores of a tile over the temperature, and derivatives of the activation."""
     z = _product(q, tl.trans(k), None, PRECISION, DEVICE) * scale + shift
     h, g = value_and_slope(z, ACT, slope, DEVICE)
     e = h * gain
     if HAS_GAMMA:
         e += tl.load(GAMMA + n.to(tl.int64) * sgn, mask=n < N, other=0.0)[None, :]
-    return e * rate, g, k
+    return e * rate, g
 
 
 @triton.jit
@@ -70,7 +87,16 @@ def _nearest(
     """The allowed key nearest to the position of each empty row, the first of equals; -1 where there is none."""
     pick = tl.full((BM,), -1, dtype=tl.int32)
     near = tl.full((BM,), float("-inf"), dtype=tl.float32)
-    if tl.max(empty.to(tl.int32), 0) > 0:
+    if not HAS_MASK:
+        # All keys up to the last are allowed: the lower of two as near is that which half a key less is rounded up to.
+        last = tl.zeros((BM,), dtype=tl.int32) + N - 1
+        if CAUSAL:
+            last = tl.minimum(last, m + lag)
+        close = tl.ceil(position - 0.5)
+        close = tl.where(close > 0.0, close, 0.0)
+        pick = tl.minimum(tl.where(close < last, close, last * 1.0).to(tl.int32), last)
+        pick = tl.where(position == position, tl.maximum(pick, -1), -1)
+    elif tl.max(empty.to(tl.int32), 0) > 0:
         for start in range(0, N, BN):
             n = start + tl.arange(0, BN)
             ok = _allowed(MASK, m[:, None], n[None, :], smm, smn, lag, NQ, N, CAUSAL, HAS_MASK)
@@ -84,24 +110,24 @@ def _nearest(
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, OFFSET, GAMMA, RATE, MASK, O, LSE, SOFT, PICK,
+    Q, K, V, OFFSET, GAMMA, RATE, MASK, ORDER, O, LSE, SOFT, PICK,
     sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sfb, sfh, sgb, sgh, sgn, smb, smh, smm, smn,
     sob, soh, som, sod, scale, gain, number, slope, H, NQ, N, D, DV,
     SEED, POSITION, spl, rate_of_noise, window, dropout, first_query,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_GAMMA: tl.constexpr,
     HAS_RATE: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr,
-    DROP: tl.constexpr, HIDES: tl.constexpr,
+    DROP: tl.constexpr, HIDES: tl.constexpr, ORDERED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     lead = tl.program_id(1).to(tl.int64)
     b, h = lead // H, lead % H
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    m = _queries(ORDER + lead * (spl > 0) * NQ, tl.program_id(0) * BM + tl.arange(0, BM), NQ, ORDERED)
     m_in = m < NQ
     i = first_query + m
-    c = tl.arange(0, BV)
+    d, c = tl.arange(0, BD), tl.arange(0, BV)
     lag = N - NQ
-    q = _rows(Q + b * sqb + h * sqh, m, tl.arange(0, BD), sqm, sqd, NQ, D)
+    q = _rows(Q + b * sqb + h * sqh, m, d, sqm, sqd, NQ, D)
     K += b * skb + h * skh
     V += b * svb + h * svh
     MASK += b * smb + h * smh
@@ -116,23 +142,23 @@ def forward_kernel(
     broken = tl.zeros((BM,), dtype=tl.int32)
     begin, end = 0, N
     if CAUSAL:
-        end = tl.minimum(N, tl.maximum(0, tl.program_id(0) * BM + BM + lag))
+        end = tl.minimum(N, tl.maximum(0, tl.max(tl.where(m_in, m, 0), 0) + 1 + lag))
     position = tl.zeros((BM,), dtype=tl.float32)
     if LOCAL:
         position = tl.load(POSITION + lead * spl + m, mask=m_in, other=0.0)
-        begin, end = span(position, m_in, window, end, BN)
+        begin, end = span(position, m_in, window, end, DRAWN)
     for start in range(begin, end, BN):
         n = start + tl.arange(0, BN)
         ok = _allowed(MASK, m[:, None], n[None, :], smm, smn, lag, NQ, N, CAUSAL, HAS_MASK)
         if LOCAL:
             ok = ok & inside(position[:, None], n[None, :], window)
         seen = 1
-        if HAS_MASK or LOCAL:
+        if HAS_MASK:
             seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
         if seen > 0:
-            t, g, k = _scores(
-                q, K, GAMMA, n, skn, skd, sgn, scale, shift, gain, rate, slope, N, D,
-                ACT, HAS_GAMMA, PRECISION, DEVICE, BD,
+            k = _rows(K, n, d, skn, skd, N, D)
+            t, g = _scores(
+                q, k, GAMMA, n, sgn, scale, shift, gain, rate, slope, N, ACT, HAS_GAMMA, PRECISION, DEVICE,
             )  # fmt: skip
             t = tl.where(ok, t, float("-inf"))
             if NOISE:
@@ -216,21 +242,62 @@ def _gradient_of_scores(
 
 
 @triton.jit
+def _note(NOTES, position, pick, m_in, window, BM: tl.constexpr):
+    """Lowest and highest key in the windows of every few queries, then of the single keys that they read, (4, Nq / GRAIN)."""
+    few: tl.constexpr = BM // GRAIN
+    at = NOTES + tl.program_id(0) * few + tl.arange(0, few)
+    total = tl.num_programs(0) * few
+    there = m_in & (position == position)
+    # Infinities become whole numbers here.
+    low = tl.where(there, tl.minimum(tl.maximum(tl.ceil(position - window), 0.0), FAR * 1.0), FAR * 1.0).to(tl.int32)
+    high = tl.where(there, tl.maximum(tl.minimum(tl.floor(position + window), FAR * 1.0), -1.0), -1.0).to(tl.int32)
+    tl.store(at, tl.min(tl.reshape(low, (few, GRAIN)), 1))
+    tl.store(at + total, tl.max(tl.reshape(high, (few, GRAIN)), 1))
+    tl.store(at + 2 * total, tl.min(tl.reshape(tl.where(pick >= 0, pick, FAR), (few, GRAIN)), 1))
+    tl.store(at + 3 * total, tl.max(tl.reshape(pick, (few, GRAIN)), 1))
+
+
+@triton.jit
+def reach_kernel(NOTES, REACH, TOTAL, BLOCKS, NQ, BN: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr):
+    """From the notes: between which places of the order the windows that meet a block of keys are, and the single keys, (L, blocks, 4)."""
+    lead = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0) * BK + tl.arange(0, BK)
+    first = block[:, None] * BN
+    for kind in tl.static_range(2):
+        notes = NOTES + (lead * 4 + 2 * kind) * TOTAL
+        begin = tl.full((BK,), FAR, dtype=tl.int32)
+        end = tl.zeros((BK,), dtype=tl.int32)
+        for start in range(0, TOTAL, BT):
+            g = start + tl.arange(0, BT)
+            low = tl.load(notes + g, mask=g < TOTAL, other=FAR)[None, :]
+            high = tl.load(notes + TOTAL + g, mask=g < TOTAL, other=-1)[None, :]
+            meets = (low < first + BN) & (high >= first)
+            begin = tl.minimum(begin, tl.min(tl.where(meets, g[None, :], FAR), 1))
+            end = tl.maximum(end, tl.max(tl.where(meets, g[None, :] + 1, 0), 1))
+        at = REACH + (lead * BLOCKS + block) * 4 + 2 * kind
+        tl.store(at, tl.minimum(begin, end) * GRAIN, mask=block < BLOCKS)
+        tl.store(at + 1, tl.minimum(end * GRAIN, NQ), mask=block < BLOCKS)
+
+
+@triton.jit
 def query_grad_kernel(
-    Q, K, V, OFFSET, GAMMA, RATE, MASK, READ, LSE, PICK, DO, DLSE, TOPS, DELTA, DQ, DOFF, DRATE, DPOSITION,
+    Q, K, V, OFFSET, GAMMA, RATE, MASK, ORDER, READ, LSE, PICK, DO, DLSE, TOPS, DELTA, DQ, DOFF, DRATE, DPOSITION, NOTES,
     sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sfb, sfh, sgb, sgh, sgn, smb, smh, smm, smn,
     sdb, sdh, sdm, sdd, scale, gain, number, slope, H, NQ, N, D, DV,
     SEED, POSITION, spl, rate_of_noise, window, dropout, first_query,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_GAMMA: tl.constexpr,
     HAS_RATE: tl.constexpr, HAS_DLSE: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr,
-    DROP: tl.constexpr,
+    DROP: tl.constexpr, ORDERED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries and positions a program owns; of offset and rate as one partial sum; the D of its rows, for the keys'."""
+    """Gradients of the queries and positions a program owns; of offset and rate as one partial sum.
+
+    For the kernel of the keys: the D of its rows, and which keys they reach.
+    """
     lead = tl.program_id(1).to(tl.int64)
     b, h = lead // H, lead % H
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    m = _queries(ORDER + lead * (spl > 0) * NQ, tl.program_id(0) * BM + tl.arange(0, BM), NQ, ORDERED)
     m_in = m < NQ
     i = first_query + m
     d, c = tl.arange(0, BD), tl.arange(0, BV)
@@ -257,11 +324,11 @@ def query_grad_kernel(
     moved = tl.zeros((BM,), dtype=tl.float32)
     begin, end = 0, N
     if CAUSAL:
-        end = tl.minimum(N, tl.maximum(0, tl.program_id(0) * BM + BM + lag))
+        end = tl.minimum(N, tl.maximum(0, tl.max(tl.where(m_in, m, 0), 0) + 1 + lag))
     position = tl.zeros((BM,), dtype=tl.float32)
     if LOCAL:
         position = tl.load(POSITION + lead * spl + m, mask=m_in, other=0.0)
-        begin, end = span(position, m_in, window, end, BN)
+        begin, end = span(position, m_in, window, end, DRAWN)
     if CHOICE != 0 and not LEARNS:
         end = begin
     for start in range(begin, end, BN):
@@ -270,12 +337,12 @@ def query_grad_kernel(
         if LOCAL:
             ok = ok & inside(position[:, None], n[None, :], window)
         seen = 1
-        if HAS_MASK or LOCAL:
+        if HAS_MASK:
             seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
         if seen > 0:
-            t, g, k = _scores(
-                q, K, GAMMA, n, skn, skd, sgn, scale, shift, gain, rate, slope, N, D,
-                ACT, HAS_GAMMA, PRECISION, DEVICE, BD,
+            k = _rows(K, n, d, skn, skd, N, D)
+            t, g = _scores(
+                q, k, GAMMA, n, sgn, scale, shift, gain, rate, slope, N, ACT, HAS_GAMMA, PRECISION, DEVICE,
             )  # fmt: skip
             v = _rows(V, n, c, svn, svd, N, DV)
             p, px, dt, r = _gradient_of_scores(
@@ -303,24 +370,26 @@ def query_grad_kernel(
         tl.store(DOFF + place, tl.sum(doff, 0) * rate)
     if HAS_RATE:
         tl.store(DRATE + place, tl.sum(drate, 0) / rate)
+    if LOCAL:
+        pick = tl.load(PICK + lead * NQ + m, mask=m_in, other=-1)
+        _note(NOTES + lead * 4 * (tl.num_programs(0) * (BM // GRAIN)), position, pick, m_in, window, BM)
     if GAUSSIAN != 0:
         if GAUSSIAN == 2:
             # An empty window reads the nearest key with the Gaussian alone for a weight: its x is do · o.
-            pick = tl.load(PICK + lead * NQ + m, mask=m_in, other=-1)
             moved += tl.where(pick >= 0, agreed * log_gaussian_slope(position, pick, window), 0.0)
         tl.store(DPOSITION + lead * NQ + m, moved, mask=m_in)
 
 
 @triton.jit
 def key_grad_kernel(
-    Q, K, V, OFFSET, GAMMA, RATE, MASK, LSE, PICK, DO, TOPS, DELTA, DK, DV_OUT, DGAMMA,
+    Q, K, V, OFFSET, GAMMA, RATE, MASK, ORDER, LSE, PICK, DO, TOPS, DELTA, REACH, DK, DV_OUT, DGAMMA,
     sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sfb, sfh, sgb, sgh, sgn, smb, smh, smm, smn,
     sdb, sdh, sdm, sdd, scale, gain, number, slope, H, NQ, N, D, DV,
     SEED, POSITION, spl, rate_of_noise, window, dropout, first_query,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_GAMMA: tl.constexpr,
     HAS_RATE: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr,
-    DROP: tl.constexpr,
+    DROP: tl.constexpr, ORDERED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys, values and key biases that a program owns."""
@@ -330,44 +399,45 @@ def key_grad_kernel(
     n = first + tl.arange(0, BN)
     d, c = tl.arange(0, BD), tl.arange(0, BV)
     lag = N - NQ
+    k = _rows(K + b * skb + h * skh, n, d, skn, skd, N, D)
     v = _rows(V + b * svb + h * svh, n, c, svn, svd, N, DV)
-    K += b * skb + h * skh
     Q += b * sqb + h * sqh
     DO += b * sdb + h * sdh
     MASK += b * smb + h * smh
     GAMMA += b * sgb + h * sgh
+    ORDER += lead * (spl > 0) * NQ
     shift = _scalar(OFFSET + b * sfb + h * sfh, 0.0, HAS_OFFSET) / gain
     rate = _scalar(RATE, number, HAS_RATE)
     lift = _lift(TOPS, DV, tl.maximum(1.2, tl.abs(slope)) / tl.maximum(1.0 - dropout, 1e-3), HALF)
     dk = tl.zeros((BN, BD), dtype=tl.float32)
     dv = tl.zeros((BN, BV), dtype=tl.float32)
     dgamma = tl.zeros((BN,), dtype=tl.float32)
-    begin = 0
+    begin, end = 0, NQ
     if CAUSAL:
         begin = tl.maximum(0, first - lag) // BM * BM
-    for start in range(begin, NQ, BM):
-        m = start + tl.arange(0, BM)
-        m_in = m < NQ
-        i = first_query + m
-        ok = _allowed(MASK, m[:, None], n[None, :], smm, smn, lag, NQ, N, CAUSAL, HAS_MASK)
-        hit = ok
-        position = tl.zeros((BM,), dtype=tl.float32)
-        if LOCAL:
-            position = tl.load(POSITION + lead * spl + m, mask=m_in, other=0.0)
-            ok = ok & inside(position[:, None], n[None, :], window)
-        if CHOICE != 0 or LOCAL:
-            pick = tl.load(PICK + lead * NQ + m, mask=m_in, other=-1)
-            hit = m_in[:, None] & (pick[:, None] == n[None, :])
-        seen = 1
-        if HAS_MASK or LOCAL:
-            seen = tl.max(tl.max((ok | hit).to(tl.int32), 1), 0)
-        if seen > 0:
-            do = _rows(DO, m, c, sdm, sdd, NQ, DV)
-            if CHOICE == 0 or LEARNS:
+    begin_single, end_single = begin, end
+    if LOCAL:
+        REACH += (lead * tl.num_programs(0) + tl.program_id(0)) * 4
+        begin, end = tl.load(REACH), tl.load(REACH + 1)
+        begin_single, end_single = tl.load(REACH + 2), tl.load(REACH + 3)
+    if CHOICE == 0 or LEARNS:
+        for start in range(begin, end, BM):
+            m = _queries(ORDER, start + tl.arange(0, BM), NQ, ORDERED)
+            m_in = m < NQ
+            i = first_query + m
+            ok = _allowed(MASK, m[:, None], n[None, :], smm, smn, lag, NQ, N, CAUSAL, HAS_MASK)
+            position = tl.zeros((BM,), dtype=tl.float32)
+            if LOCAL:
+                position = tl.load(POSITION + lead * spl + m, mask=m_in, other=0.0)
+                ok = ok & inside(position[:, None], n[None, :], window)
+            seen = 1
+            if HAS_MASK:
+                seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
+            if seen > 0:
+                do = _rows(DO, m, c, sdm, sdd, NQ, DV)
                 q = _rows(Q, m, d, sqm, sqd, NQ, D)
-                t, g, k = _scores(
-                    q, K, GAMMA, n, skn, skd, sgn, scale, shift, gain, rate, slope, N, D,
-                    ACT, HAS_GAMMA, PRECISION, DEVICE, BD,
+                t, g = _scores(
+                    q, k, GAMMA, n, sgn, scale, shift, gain, rate, slope, N, ACT, HAS_GAMMA, PRECISION, DEVICE,
                 )  # fmt: skip
                 lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
                 delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
@@ -378,15 +448,23 @@ def key_grad_kernel(
                 if HAS_GAMMA:
                     dgamma += tl.sum(dt, 0)
                 dk = _product(tl.trans((dt * g * lift).to(q.dtype)), q, dk, PRECISION, DEVICE)
-                if CHOICE != 0:
-                    p = tl.where(hit, 1.0, 0.0)
-                elif LOCAL:
-                    p = tl.where(hit, 1.0, p)
-                read = p * r
-            else:
-                one = tl.where(hit, 1.0, 0.0)
-                read = gains(one, SEED, lead, i, first, position, n, dropout, window, DROP, GAUSSIAN, BN)
-            dv = _product(tl.trans((read * LIFT).to(do.dtype)), do, dv, PRECISION, DEVICE)
+                if CHOICE == 0:
+                    dv = _product(tl.trans((p * r * LIFT).to(do.dtype)), do, dv, PRECISION, DEVICE)
+    if CHOICE != 0 or LOCAL:
+        for start in range(begin_single, end_single, BM):
+            m = _queries(ORDER, start + tl.arange(0, BM), NQ, ORDERED)
+            pick = tl.load(PICK + lead * NQ + m, mask=m < NQ, other=-1)
+            hit = (pick[:, None] == n[None, :]) & (n < N)[None, :]
+            if tl.max(tl.max(hit.to(tl.int32), 1), 0) > 0:
+                position = tl.zeros((BM,), dtype=tl.float32)
+                if GAUSSIAN == 2:
+                    position = tl.load(POSITION + lead * spl + m, mask=m < NQ, other=0.0)
+                read = gains(
+                    tl.where(hit, 1.0, 0.0), SEED, lead, first_query + m, first, position, n, dropout, window,
+                    DROP, GAUSSIAN, BN,
+                )  # fmt: skip
+                do = _rows(DO, m, c, sdm, sdd, NQ, DV)
+                dv = _product(tl.trans((read * LIFT).to(do.dtype)), do, dv, PRECISION, DEVICE)
     tl.store(
         DK + (lead * N + n[:, None]) * D + d[None, :],
         (dk * (rate * gain * scale / lift)).to(DK.dtype.element_ty),
@@ -401,11 +479,19 @@ def key_grad_kernel(
         tl.store(DGAMMA + lead * N + n, dgamma * rate, mask=n < N)
 
 
-def _tile(x: Operands, align: Align) -> dict[str, int]:
-    """As for the gradients of a plain softmax; few queries where each has a window of its own."""
+# Queries, keys, warps and stages of each kernel in half precision where queries have windows: hardly more keys than the windows hold.
+WINDOWED = {"forward": (64, 32, 4, 2), "queries": (64, 32, 4, 1), "keys": (64, 32, 4, 1)}
+
+
+def _tile(x: Operands, align: Align, kernel: str) -> dict[str, int]:
+    """As for the gradients of a plain softmax, but for windows."""
     tile = {**default_tile(x, True), "num_stages": 1}
-    # With 16 queries a compiler of the device gives wrong gradients of keys under dropout and a mask.
-    return tile if align.position is None else {**tile, "BM": 32}
+    if align.position is None:
+        return tile
+    if x.q.device.type != "cuda" or x.q.dtype == torch.float32 or max(tile["BD"], tile["BV"]) > 128:
+        # With 16 queries a compiler of the device gives wrong gradients of keys under dropout and a mask.
+        return {**tile, "BM": 32}
+    return {**tile, **dict(zip(("BM", "BN", "num_warps", "num_stages"), WINDOWED[kernel], strict=True))}
 
 
 def forward(x: Operands, align: Align) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -417,10 +503,11 @@ def forward(x: Operands, align: Align) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     soft = torch.empty((b, h, nq, dv) if align.choice != ALL and align.learns else 0, device=device)
     single = align.choice != ALL or align.position is not None
     pick = torch.empty((b, h, nq) if single else 0, dtype=torch.int32, device=device)
-    tile = _tile(x, align)
+    tile, order = _tile(x, align, "forward"), align.order(x.k.shape[2])
     forward_kernel[(triton.cdiv(nq, tile["BM"]), b * h)](
-        *x.tensors(), out, lse, soft, pick, *x.strides(), *out.stride(), *x.numbers(), *align.arguments(x.q),
-        **x.flags(), **align.flags(), HIDES=align.hides, **tile,
+        *x.tensors(), x.q if order is None else order, out, lse, soft, pick,
+        *x.strides(), *out.stride(), *x.numbers(), *align.arguments(x.q),
+        **x.flags(), **align.flags(), HIDES=align.hides, ORDERED=order is not None, **tile,
     )  # fmt: skip
     return out, lse, soft, pick
 
@@ -436,22 +523,34 @@ def backward(
     tops = do
     if half:
         tops = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32) for t in (do, x.v)])
-    tile = _tile(x, align)
-    blocks = triton.cdiv(nq, tile["BM"])
+    of_queries, of_keys = (_tile(x, align, kernel) for kernel in ("queries", "keys"))
+    order, local = align.order(n), align.position is not None
+    blocks, key_blocks = triton.cdiv(nq, of_queries["BM"]), triton.cdiv(n, of_keys["BN"])
     delta = torch.empty(b, h, nq, device=device)
     dq, dk, dvalue = (t.new_empty(b, h, *size) for t, size in ((x.q, (nq, d)), (x.k, (n, d)), (x.v, (n, dv))))
     doff, drate = (torch.empty((b, h, blocks) if t is not None else 0, device=device) for t in (x.offset, x.rate))
     dbias = torch.empty((b, h, n) if x.key_bias is not None else 0, device=device)
-    dposition = torch.zeros((b * h, nq) if align.position is not None else 0, device=device)
-    flags = {**x.flags(), **align.flags(), "HALF": half}
+    # What has no Gaussian does not teach its positions.
+    dposition = (torch.zeros if align.gaussian == FLAT else torch.empty)((b * h, nq) if local else 0, device=device)
+    total = blocks * of_queries["BM"] // GRAIN.value
+    notes, reach = (
+        torch.empty(b * h * size if local else 0, dtype=torch.int32, device=device)
+        for size in (4 * total, 4 * key_blocks)
+    )
+    flags = {**x.flags(), **align.flags(), "HALF": half, "ORDERED": order is not None}
+    tensors = (*x.tensors(), x.q if order is None else order)
     query_grad_kernel[(blocks, b * h)](
-        *x.tensors(), soft if soft.numel() else out, lse, pick, do, do if dlse is None else dlse, tops, delta,
-        dq, doff, drate, dposition,
-        *x.strides(), *do.stride(), *x.numbers(), *align.arguments(x.q), **flags, HAS_DLSE=dlse is not None, **tile,
+        *tensors, soft if soft.numel() else out, lse, pick, do, do if dlse is None else dlse, tops, delta,
+        dq, doff, drate, dposition, notes,
+        *x.strides(), *do.stride(), *x.numbers(), *align.arguments(x.q), **flags, HAS_DLSE=dlse is not None, **of_queries,
     )  # fmt: skip
-    key_grad_kernel[(triton.cdiv(n, tile["BN"]), b * h)](
-        *x.tensors(), lse, pick, do, tops, delta, dk, dvalue, dbias,
-        *x.strides(), *do.stride(), *x.numbers(), *align.arguments(x.q), **flags, **tile,
+    if local:
+        reach_kernel[(triton.cdiv(key_blocks, 16), b * h)](
+            notes, reach, total, key_blocks, nq, BN=of_keys["BN"], BK=16, BT=256
+        )
+    key_grad_kernel[(key_blocks, b * h)](
+        *tensors, lse, pick, do, tops, delta, reach, dk, dvalue, dbias,
+        *x.strides(), *do.stride(), *x.numbers(), *align.arguments(x.q), **flags, **of_keys,
     )  # fmt: skip
     found = Gradients(
         dq, dk, dvalue, doff.sum(-1) if x.offset is not None else doff, dbias, drate.sum().reshape(-1)[: drate.numel()]
