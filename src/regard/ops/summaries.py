@@ -42,7 +42,7 @@ def can_summarise(call: Call, wanted: Mapping[str, Any]) -> bool:
 
 def summarised(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     """The wanted fields, as (..., Nq, [...]), or (..., N) for what keys receive; a region has all leading axes."""
-    from regard.ops.triton.additive_tile import Conditions, Exact
+    from regard.ops.triton.additive_tile import Conditions
     from regard.ops.triton.summaries import summaries
 
     assert isinstance(call.form, AdditiveForm)
@@ -51,8 +51,16 @@ def summarised(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     if region is not None:
         region = region.expand(*call.lead, call.n) if region[..., 0].numel() > 1 else region
         region = region.reshape(-1, call.n).to(torch.uint8)
-    exact = Exact(a, u, w, call.form.activation.spec, prepare=True)
-    found = summaries(exact, Conditions(mask, bias, causal), region, wanted.get("topk", 0), "mass_received" in wanted)
-    if "topk" in wanted:
-        found["topk"] = torch.stack([found["top"], found["key"].to(found["top"].dtype)], -1)
+    # As exact as the context was.
+    dtype = torch.promote_types(a.dtype, call.value.dtype)
+    found = summaries(
+        a.to(dtype),
+        u.to(dtype),
+        w,
+        call.form.activation.spec,
+        Conditions(mask, bias, causal),
+        wanted,
+        region,
+        wanted.get("topk", 0),
+    )
     return {name: found[name].view(*call.lead, *found[name].shape[1:]) for name in wanted}

@@ -33,11 +33,18 @@ from regard.ops.triton.additive_tile import Conditions, allowed, mask_arguments
 from regard.ops.triton.align import FOR_DROPOUT, keep, uniform_tile
 from regard.ops.triton.sine_fits import BFLOAT16, FLOAT16, Fit
 
+HALVES = (torch.float16, torch.bfloat16)
+
 # Rows of a backward panel are chosen so that P and G of a panel stay below this many elements.
 PANEL_ELEMENTS = 1 << 27
 
 FORWARD_TILE = {"BM": 128, "BN": 256, "BK": 64, "num_warps": 8, "num_stages": 3}
 PANEL_TILE = {"BM": 128, "BN": 256, "BK": 64, "num_warps": 8, "num_stages": 3}
+
+
+def uses_sines(a: Tensor, act: str, given: Conditions) -> bool:
+    """Whether there is a sine basis for a call; whether its range allows it, only the device knows."""
+    return a.dtype in HALVES and act == "tanh" and a.numel() > 0 and given.bias is None and given.align.is_softmax
 
 
 @triton.jit
@@ -149,7 +156,7 @@ def features_kernel(
 
 
 @triton.jit
-def _product(PHI, PSI, row, column, inner, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def product(PHI, PSI, row, column, inner, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """A tile of phi psi^T, read by the copy engine: rows beyond the tensor come as zeros, those of the next lead are masked later."""
     s = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(0, inner, BK):
@@ -187,7 +194,7 @@ def forward_kernel(
     for start in range(0, end, BN):
         n = start + tl.arange(0, BN)
         n_in = n < N
-        s = _product(PHI, PSI, row, column + start, inner, BM, BN, BK)
+        s = product(PHI, PSI, row, column + start, inner, BM, BN, BK)
         s = s * scale + tl.load(BIAS + n, mask=n_in, other=0.0)[None, :] * 1.4426950408889634
         ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
         s = tl.where(ok, s, float("-inf"))
@@ -237,7 +244,7 @@ def panel_kernel(
     c = tl.arange(0, BV)
     at_row = (lead * NQ).to(tl.int32) + first + tl.program_id(0) * BM
     at_column = (lead * N).to(tl.int32) + tl.program_id(1) * BN
-    s = _product(PHI, PSI, at_row, at_column, terms * 2 * DP, BM, BN, BK)
+    s = product(PHI, PSI, at_row, at_column, terms * 2 * DP, BM, BN, BK)
     s = s * tl.load(SCALES + 1) + tl.load(BIAS + lead * N + n, mask=n_in, other=0.0)[None, :]
     lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
     delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
@@ -420,18 +427,19 @@ class Sine:
         grid = (triton.cdiv(a_rows, 16) + triton.cdiv(u_rows, 16),)
         features_kernel[grid](
             self.a, self.u, self.w, self.phi, self.psi, self.bias, self.terms, self.series, self.scales,
-            self._w_stride(), a_rows, u_rows, self.nq, self.n, self.width,
+            self.w_stride(), a_rows, u_rows, self.nq, self.n, self.width,
             KMAX=self.kmax, FAST=_on_device(a), BR=16, DP=self.dp, num_warps=4,
         )  # fmt: skip
 
-    def descriptors(self, tile: dict[str, int]) -> tuple[TensorDescriptor, TensorDescriptor]:
-        """How the copy engine reads tiles of the features."""
+    def descriptors(self, tile: dict[str, int], own_keys: bool = False) -> tuple[TensorDescriptor, TensorDescriptor]:
+        """How the copy engine reads tiles of the features: of phi for the rows of a tile and psi for its columns, or the reverse."""
+        sides = (self.psi, self.phi) if own_keys else (self.phi, self.psi)
         return tuple(
             TensorDescriptor(x, [x.shape[0] * x.shape[1], self.inner], [self.inner, 1], [tile[rows], tile["BK"]])
-            for x, rows in ((self.phi, "BM"), (self.psi, "BN"))
+            for x, rows in zip(sides, ("BM", "BN"), strict=True)
         )
 
-    def _w_stride(self) -> int:
+    def w_stride(self) -> int:
         return self.w.stride(0) if self.w.shape[0] > 1 else 0
 
     def forward(self, v: Tensor, given: Conditions, out: Tensor, lse: Tensor) -> None:
@@ -504,7 +512,7 @@ class Sine:
         dw = torch.empty(programs, self.width, device=self.a.device)
         features_grad_kernel[(programs,)](
             self.a, self.u, self.w, dphi, dpsi, dbias, da, du, dw, self.terms, self.series, self.scales, tops,
-            self._w_stride(), a_rows, u_rows, self.nq, self.n, self.width,
+            self.w_stride(), a_rows, u_rows, self.nq, self.n, self.width,
             KMAX=self.kmax, FAST=_on_device(self.a), BR=block, DP=self.dp, num_warps=4,
         )  # fmt: skip
         if not own:

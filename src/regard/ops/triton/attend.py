@@ -6,19 +6,12 @@ import torch
 from torch import Tensor
 
 from regard.ops.triton import additive_exact, additive_grads
-from regard.ops.triton.additive_sine import Sine, plan_size, prologue
+from regard.ops.triton.additive_sine import HALVES, Sine, plan_size, prologue, uses_sines
 from regard.ops.triton.additive_tile import Conditions, Exact, supports
 from regard.ops.triton.align import ALL, FLAT, Align
 from regard.ops.triton.mapped import fold, one_by_one, too_many, unfold
 
 __all__ = ["additive", "supports"]
-
-HALVES = (torch.float16, torch.bfloat16)
-
-
-def _uses_sines(a: Tensor, act: str, given: Conditions) -> bool:
-    return a.dtype in HALVES and act == "tanh" and a.numel() > 0 and given.bias is None and given.align.is_softmax
-
 
 # Registered without the wrapper of torch.library.custom_op, which costs the host a little on every call.
 _library = torch.library.Library("regard", "FRAGMENT")
@@ -47,7 +40,7 @@ def _results(a: Tensor, v: Tensor, given: Conditions, act: str) -> tuple[Tensor,
     """Room for the results; what is not needed is empty."""
     (length, nq), dv, align = a.shape[:2], v.shape[-1], given.align
     # In half precision the contexts are too coarse for exact gradients; the sine basis is as coarse itself.
-    sines = _uses_sines(a, act, given)
+    sines = uses_sines(a, act, given)
     coarse = v.dtype in HALVES and not sines
     soft = (length, nq, dv) if align.learns and (coarse or align.choice != ALL) else (0,)
     pick = (length, nq) if align.choice != ALL or align.position is not None else (0,)
@@ -73,7 +66,7 @@ def _forward(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object) -> tup
     """
     given, act = _read(given_)  # type: ignore[arg-type]
     out, lse, soft, pick, plan = _results(a, v, given, act)
-    if _uses_sines(a, act, given):
+    if uses_sines(a, act, given):
         sine = Sine(a, u, w, plan, fresh=True)
         sine.forward(v, given, out, lse)
         # Runs only where the device found the range too wide for a series.
@@ -98,7 +91,7 @@ def _gradients(
     delta, tops = prologue(do, soft if soft.numel() else out, v)
     dbias: Tensor | None = None
     dposition: Tensor | None = None
-    if _uses_sines(a, act, given):
+    if uses_sines(a, act, given):
         sine = Sine(a, u, w, plan)
         da, du, dw, dv = sine.backward(v, given, lse, do, delta, tops)
         dv = dv.to(v.dtype).contiguous()

@@ -1,22 +1,19 @@
-r"""What a softmax over additive scores looks at, without its weights: sums over the keys of each row, in one pass.
+"""Summaries of a softmax over additive scores: sums of each row in one pass, and what each key receives in a second one.
 
-With $p_j = e^{s_j - m}$, $m$ the largest score so far, a row keeps $\sum p$, $\sum p\,(s - m)$, $\sum p\,j$ and the mass on a
-region; all shrink by $e^{m - m'}$ when the maximum grows to $m'$, the second after $(m - m') \sum p$ was added. Then
-
-$$L = m + \log \sum p, \qquad H = \log \sum p - \frac{\sum p\,(s - m)}{\sum p}, \qquad \mathrm{E}[j] = \frac{\sum p\,j}{\sum p}$$
-
-The k largest scores of a row stand in k slots; a tile hands its largest over while one of its rows has a larger one than it holds.
-
-What a key receives, $\sum_i e^{s_{ij} - L_i}$, is a second pass, of programs that own keys.
+Scores are exact, in float32 (additive_tile). In half precision they come from the sine basis where the context would (summaries_sine), and
+these kernels return at once unless the range is too wide for it.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Collection
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.ops.triton import summaries_sine
+from regard.ops.triton.additive_sine import plan_size, uses_sines
 from regard.ops.triton.additive_tile import (
     SHARED_RANGE,
     Conditions,
@@ -27,17 +24,35 @@ from regard.ops.triton.additive_tile import (
     mask_arguments,
     scores,
 )
-from regard.ops.triton.align import first_largest
+from regard.ops.triton.summary_tile import (
+    LN2,
+    LOG2E,
+    add_largest,
+    add_tile,
+    no_slots,
+    no_sums,
+    region_arguments,
+    row_flags,
+    write_largest,
+    write_sums,
+)
+
+# Queries and keys of a tile as in the forward of a softmax (keys and queries where a program owns keys).
+TILE = {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 1}
 
 
 @triton.jit
 def rows_kernel(
-    A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, REGION, LSE, ENTROPY, PLACE, ON, TOP, KEY,
+    A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, REGION, LSE, ENTROPIES, PLACES, ON, LARGEST, SKIP,
     sal, sad, sam, sul, sud, sun, swl, sml, smm, smn, sbl, sbm, sbn, srl,
     slope, NQ, N, D, K,
-    ACT: tl.constexpr, SHARE: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_REGION: tl.constexpr, TOPS: tl.constexpr,
-    FAST: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ENTROPY: tl.constexpr, PLACE: tl.constexpr, HAS_REGION: tl.constexpr, TOPS: tl.constexpr, GUARDED: tl.constexpr,
+    FAST: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    if GUARDED:  # noqa: SIM102
+        if tl.load(SKIP) != 0:
+            return
     lead = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     m_in = m < NQ
@@ -50,15 +65,8 @@ def rows_kernel(
     MASK += lead * sml
     BIAS += lead * sbl
     REGION += lead * srl
-    top = tl.full((BM,), float("-inf"), dtype=tl.float32)
-    mass = tl.zeros((BM,), dtype=tl.float32)
-    spread = tl.zeros((BM,), dtype=tl.float32)
-    place = tl.zeros((BM,), dtype=tl.float32)
-    on = tl.zeros((BM,), dtype=tl.float32)
-    slot = tl.arange(0, BK)
-    # No score is larger than what stands in the slots beyond k.
-    held = tl.where((slot < K)[None, :], float("-inf"), float("inf")) + tl.zeros((BM, BK), dtype=tl.float32)
-    key = tl.full((BM, BK), -1, dtype=tl.int32)
+    top, mass, spread, place, on = no_sums(BM)
+    held, key = no_slots(K, BM, SLOTS)
     a_top = largest(AMAX + lead * NQ, m, m_in, SHARE)
     end = N
     if CAUSAL:
@@ -76,57 +84,35 @@ def rows_kernel(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, BM, BN,
             )  # fmt: skip
-            s = tl.where(ok, s, float("-inf"))
-            new = tl.maximum(top, tl.max(s, 1))
-            safe = tl.where(new == float("-inf"), 0.0, new)
-            p = tl.exp(s - safe[:, None])
-            rescale = tl.exp(top - safe)
-            shift = tl.where(top == float("-inf"), 0.0, top - safe)
-            spread = rescale * (spread + shift * mass) + tl.sum(tl.where(p == 0, 0.0, p * (s - safe[:, None])), 1)
-            mass = mass * rescale + tl.sum(p, 1)
-            place = place * rescale + tl.sum(p * n[None, :].to(tl.float32), 1)
-            if HAS_REGION:
-                inside = tl.load(REGION + n, mask=n_in, other=0) != 0
-                on = on * rescale + tl.sum(tl.where(inside[None, :], p, 0.0), 1)
-            top = new
+            s = tl.where(ok, s * LOG2E, float("-inf"))
+            top, mass, spread, place, on, highest = add_tile(
+                s, n, n_in, REGION, top, mass, spread, place, on, ENTROPY, PLACE, HAS_REGION
+            )
             if TOPS:
-                more = tl.max((tl.max(s, 1) > tl.min(held, 1)).to(tl.int32), 0)
-                while more > 0:
-                    highest, first = first_largest(s, n, 2147483647)
-                    least = tl.min(held, 1)
-                    wins = highest > least
-                    place_of = tl.min(tl.where(held == least[:, None], slot[None, :], BK), 1)
-                    put = wins[:, None] & (slot[None, :] == place_of[:, None])
-                    held = tl.where(put, highest[:, None], held)
-                    key = tl.where(put, first[:, None], key)
-                    s = tl.where(wins[:, None] & (n[None, :] == first[:, None]), float("-inf"), s)
-                    more = tl.max(wins.to(tl.int32), 0)
-    alive = mass != 0
-    total = tl.where(alive, mass, 1.0)
-    lse = tl.where(alive, top + tl.log(total), float("-inf"))
+                held, key = add_largest(s, n, highest, held, key, SLOTS)
     at = lead * NQ + m
-    tl.store(LSE + at, lse, mask=m_in)
-    tl.store(ENTROPY + at, tl.where(alive, tl.log(total) - spread / total, 0.0), mask=m_in)
-    tl.store(PLACE + at, tl.where(alive, place / total, float("nan")), mask=m_in)
-    if HAS_REGION:
-        tl.store(ON + at, on / total, mask=m_in)
+    lse = write_sums(
+        top, mass, spread, place, on, at, m_in, ENTROPIES, PLACES, ON, ENTROPY, PLACE, HAS_REGION
+    )  # fmt: skip
+    tl.store(LSE + at, lse * LN2, mask=m_in)
     if TOPS:
-        weight = tl.where(key >= 0, tl.exp(held - tl.where(alive, lse, 0.0)[:, None]), 0.0)
-        slots = m_in[:, None] & (slot < K)[None, :]
-        tl.store(TOP + at[:, None] * K + slot[None, :], weight, mask=slots)
-        tl.store(KEY + at[:, None] * K + slot[None, :], key, mask=slots)
+        write_largest(held, key, lse, at, m_in, LARGEST, K, SLOTS)
 
 
 @triton.jit
 def keys_kernel(
-    A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, LSE, RECEIVED,
+    A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, LSE, RECEIVED, SKIP,
     sal, sad, sam, sul, sud, sun, swl, sml, smm, smn, sbl, sbm, sbn,
     slope, NQ, N, D,
-    ACT: tl.constexpr, SHARE: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, GUARDED: tl.constexpr,
     FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    """What BM keys receive: scores are symmetric in a and u, so keys are the rows of a tile here and queries its columns."""
+    if GUARDED:  # noqa: SIM102
+        if tl.load(SKIP) != 0:
+            return
     lead = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tl.program_id(0) * BM + tl.arange(0, BM)
     n_in = n < N
     offset = N - NQ
     A += lead * sal
@@ -136,58 +122,84 @@ def keys_kernel(
     W += lead * swl
     MASK += lead * sml
     BIAS += lead * sbl
-    received = tl.zeros((BN,), dtype=tl.float32)
+    received = tl.zeros((BM,), dtype=tl.float32)
     u_top = largest(UMAX + lead * N, n, n_in, SHARE)
     begin = 0
     if CAUSAL:
-        begin = tl.maximum(tl.program_id(0) * BN - offset, 0) // BM * BM
-    for start in range(begin, NQ, BM):
-        m = start + tl.arange(0, BM)
+        begin = tl.maximum(tl.program_id(0) * BM - offset, 0) // BN * BN
+    for start in range(begin, NQ, BN):
+        m = start + tl.arange(0, BN)
         m_in = m < NQ
-        ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
         lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
         shared = u_top + largest(AMAX + lead * NQ, m, m_in, SHARE) <= SHARED_RANGE
         s = scores(
-            A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
+            U, A, EU, EA, W, BIAS, n, m, n_in, m_in, shared, sud, sun, sad, sam, sbn, sbm, slope, D,
             ACT, SHARE, HAS_BIAS, FAST, BM, BN,
         )  # fmt: skip
-        ok = ok & (lse != float("-inf"))[:, None]
-        received += tl.sum(tl.where(ok, tl.exp(s - tl.where(lse == float("-inf"), 0.0, lse)[:, None]), 0.0), 0)
+        ok = allowed(MASK, n, m, n_in, m_in & (lse != float("-inf")), smn, smm, 0, False, HAS_MASK)
+        if CAUSAL:
+            ok = ok & (n[:, None] <= m[None, :] + offset)
+        p = tl.exp2((s - tl.where(lse == float("-inf"), 0.0, lse)[None, :]) * LOG2E)
+        received += tl.sum(tl.where(ok, p, 0.0), 1)
     tl.store(RECEIVED + lead * N + n, received, mask=n_in)
 
 
-def summaries(x: Exact, given: Conditions, region: Tensor | None, k: int, receives: bool) -> dict[str, Tensor]:
-    """Sums of each row (L, Nq), the k largest weights and their keys (L, Nq, k) from the largest down, and, on request, what each key receives (L, N).
+def summaries(
+    a: Tensor, u: Tensor, w: Tensor, act: str, given: Conditions, names: Collection[str], region: Tensor | None, k: int
+) -> dict[str, Tensor]:
+    """The named sums of each row (L, Nq), the k largest weights and their keys (L, Nq, k, 2), what each key receives (L, N).
 
-    `given` is a plain softmax over the allowed keys, with or without a bias; `region` bytes (L or 1, N).
+    a (L, Nq, D), u (L, N, D), w (L or 1, D). `given` is a plain softmax over the allowed keys, with or without a bias; `region` bytes
+    (L or 1, N).
     """
+    (length, nq), n, like = a.shape[:2], u.shape[1], w.float()
+    # What nobody asked for is never written, save the log-sum-exp, which the second pass reads.
+    asked = {"log_sum_exp", *names}
+    rows = ("log_sum_exp", "entropy", "expected_position", "mass_on")
+    found = {name: like.new_empty((length, nq) if name in asked else 0) for name in rows}
+    found["topk"] = like.new_empty(length, nq, k, 2)
+    found["mass_received"] = like.new_empty((length, n) if "mass_received" in names else 0)
+    skip: Tensor | None = None
+    if uses_sines(a, act, given):
+        skip = summaries_sine.write(a, u, w, like.new_empty(plan_size(a.dtype)), given, names, region, k, found)
+    # Runs only where the device found the range too wide for a series, if there is one.
+    _write(Exact(a, u, w, act, prepare=skip is None), given, names, region, k, found, skip)
+    return found
+
+
+def _write(
+    x: Exact,
+    given: Conditions,
+    names: Collection[str],
+    region: Tensor | None,
+    k: int,
+    found: dict[str, Tensor],
+    skip: Tensor | None,
+) -> None:
     length = x.a.shape[0]
     mask, *mask_strides = mask_arguments(given.mask, x.w)
     bias, *bias_strides = mask_arguments(given.bias, x.w)
-    flags = {"CAUSAL": given.causal, "HAS_MASK": given.mask is not None, "HAS_BIAS": given.bias is not None}
     common = {
         "ACT": x.code,
         "SHARE": x.share,
         "FAST": arithmetic(x.w)["FAST"],
-        **flags,
-        "num_warps": 4,
-        "num_stages": 1,
+        "CAUSAL": given.causal,
+        "HAS_MASK": given.mask is not None,
+        "HAS_BIAS": given.bias is not None,
+        "GUARDED": skip is not None,
+        # A mask, a bias and many slots take registers.
+        **(TILE if given.mask is None and given.bias is None and k <= 8 else {**TILE, "BN": 64}),
     }
-    found = {name: x.w.new_empty(length, x.nq) for name in ("log_sum_exp", "entropy", "expected_position", "mass_on")}
-    top, key = x.w.new_empty(length, x.nq, k), x.w.new_empty((length, x.nq, k), dtype=torch.int32)
-    rows_kernel[(triton.cdiv(x.nq, 64), length)](
-        *x.operands(), mask, bias, x.w if region is None else region, *found.values(), top, key,
-        *x.strides(), *mask_strides, *bias_strides, 0 if region is None or len(region) == 1 else region.stride(0),
-        x.slope, x.nq, x.n, x.w.shape[-1], k,
-        HAS_REGION=region is not None, TOPS=k > 0, BK=triton.next_power_of_2(max(1, k)), BM=64, BN=64, **common,
+    inside, inside_stride = region_arguments(region, x.w)
+    stop = x.w if skip is None else skip
+    rows_kernel[(triton.cdiv(x.nq, TILE["BM"]), length)](
+        *x.operands(), mask, bias, inside,
+        *(found[name] for name in ("log_sum_exp", "entropy", "expected_position", "mass_on", "topk")), stop,
+        *x.strides(), *mask_strides, *bias_strides, inside_stride,
+        x.slope, x.nq, x.n, x.w.shape[-1], k, **row_flags(names, k), **common,
     )  # fmt: skip
-    if k:
-        top, order = top.sort(dim=-1, descending=True, stable=True)
-        found |= {"top": top, "key": key.gather(-1, order)}
-    if receives:
-        found["mass_received"] = received = x.w.new_empty(length, x.n)
-        keys_kernel[(triton.cdiv(x.n, 64), length)](
-            *x.operands(), mask, bias, found["log_sum_exp"], received, *x.strides(), *mask_strides, *bias_strides,
-            x.slope, x.nq, x.n, x.w.shape[-1], BM=64, BN=64, **common,
+    if "mass_received" in names:
+        keys_kernel[(triton.cdiv(x.n, TILE["BM"]), length)](
+            *x.operands(), mask, bias, found["log_sum_exp"], found["mass_received"], stop,
+            *x.strides(), *mask_strides, *bias_strides, x.slope, x.nq, x.n, x.w.shape[-1], **common,
         )  # fmt: skip
-    return found
