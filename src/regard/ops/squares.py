@@ -69,6 +69,6 @@ class _Squares(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         twice = 2 * grad.unsqueeze(-1)
         if torch.is_grad_enabled():
-            return (twice * x).to(x.dtype)
+            return torch.mul(twice, x).to(x.dtype)
         # Multiplied in float32 and rounded once, without a float32 result between.
         return torch.mul(x, twice, out=torch.empty_like(x))
