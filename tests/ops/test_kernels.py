@@ -176,3 +176,27 @@ def test_more_leading_entries_than_a_launch_has(attend: rg.Attention) -> None:
     assert found.path == "blockwise"
     assert "more than 65535 leading entries" in found.reason
     assert "our kernel" not in found.reason
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_term_of_each_key_is_added_by_our_kernel(dtype: torch.dtype) -> None:
+    found = on_a_gpu(rg.Attention(rg.NegativeL2()), 4096, dtype)
+    assert found == Dispatch("fused", "bilinear scores under a softmax: our kernel")
+    assert "one library call" in on_a_gpu(rg.Attention(rg.Cosine()), 4096, dtype).reason
+
+
+@needs_triton
+def test_a_term_of_each_key_goes_to_the_library_where_no_kernel_takes_it() -> None:
+    attend, paths = rg.Attention(rg.NegativeL2()), []
+    assert "one library call" in on_a_gpu(attend, 4096, torch.float64).reason
+    x = torch.randn(1, 5000, 4)
+
+    def function(y: torch.Tensor) -> torch.Tensor:
+        paths.append(str(rg.explain_dispatch(attend.float(), y, x, device="cuda")))
+        return y.sum()
+
+    torch.func.grad(function)(x)
+    torch.func.vmap(function)(x[None])
+    assert "one library call" in paths[0]
+    assert paths[1] == "fused: bilinear scores under a softmax: our kernel"

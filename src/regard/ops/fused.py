@@ -1,7 +1,8 @@
 """Fused execution: torch's scaled dot-product attention, guarded, for the plain bilinear softmax; our kernels for other scores.
 
 The library call gives NaN for a row with nothing to attend to, and takes one width for keys and values on the CPU. Both
-are mended here. Half-precision key biases (negative squared distance) are split into three columns that add up to them.
+are mended here. A term of each key (negative squared distance) is added by our kernel where there is one; elsewhere it becomes columns of
+the keys, three in half precision, that add up to it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from regard.ops.edges import EdgeCall
 from regard.ops.features import features_kernel, why_not_features
 from regard.ops.fill import kept, where
 from regard.ops.forms import BilinearForm
-from regard.ops.kernels import additive_kernel, by_panels, why_not_kernel
+from regard.ops.kernels import additive_kernel, by_panels, mapped, why_not_kernel
 from regard.ops.multi import multi_kernel, why_not_multi
+from regard.ops.transforms import transformed
 
 # Above this a mask or bias that must be written out makes the call quadratic in memory: blockwise is better.
 WRITTEN_MASK_ELEMENTS = 1 << 26
+# On a GPU the library has kernels for vectors of so many numbers and multiples, and writes all pairs out for others.
+WIDTHS_OF_DEVICE = 8
 
 
 def why_not_fused(call: Call) -> str | None:
@@ -52,6 +56,8 @@ def why_not_library(call: Call) -> str | None:
         return "dropout is drawn by position, which the library call cannot do"
     if _needs_bias_gradient(call):
         return "the bias needs a gradient"
+    if call.form.key_bias is not None and why_not_activated(call) is None and (not transformed() or mapped(call)):
+        return "a term of each key, which our kernel adds"
     return None
 
 
@@ -119,6 +125,8 @@ def _with_key_bias(query: Tensor, key: Tensor, rest: Tensor) -> tuple[Tensor, Te
         column = rest.to(key.dtype)
         rest = rest - column.to(rest.dtype)
         columns.append(column)
+    if key.device.type != "cpu":
+        columns += [torch.zeros_like(columns[0])] * (-(key.shape[-1] + len(columns)) % WIDTHS_OF_DEVICE)
     ones = query.new_ones(*query.shape[:-1], len(columns))
     extra = torch.stack(columns, -1).expand(*key.shape[:-1], len(columns))
     return torch.cat([query, ones], -1), torch.cat([key, extra], -1)

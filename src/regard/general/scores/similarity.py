@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.scores.base import BilinearForm, Score
-from regard.ops.forms import wide
+from regard.ops.squares import squares, unit
 
 
 @register(
@@ -48,15 +48,10 @@ class Cosine(Score):
 
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
         assert query is not None
-        query, key = self._unit(query), self._unit(key)
+        query, key = unit(query, self.epsilon), unit(key, self.epsilon)
         if self.log_beta is None:
             return BilinearForm(query, key, scale=self.beta)
         return BilinearForm(query * self.log_beta.exp().to(query.dtype), key)
-
-    def _unit(self, x: Tensor) -> Tensor:
-        # The square is clamped, not the norm, whose gradient at zero would be NaN.
-        square = wide(x).square().sum(-1, keepdim=True)
-        return (wide(x) * square.clamp(min=self.epsilon**2).rsqrt()).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"beta={self.beta}, learnable={self.log_beta is not None}"
@@ -101,8 +96,8 @@ class NegativeL2(Score):
             query,
             key,
             scale=2.0 / self.tau,
-            query_bias=-wide(query).square().sum(-1) / self.tau,
-            key_bias=-wide(key).square().sum(-1) / self.tau,
+            query_bias=-squares(query) / self.tau,
+            key_bias=-squares(key) / self.tau,
         )
 
     def extra_repr(self) -> str:

@@ -1,0 +1,82 @@
+r"""Vectors of length one, in one pass over memory in each direction.
+
+$$y = x\, r, \qquad r = \max(\|x\|, \epsilon)^{-1}, \qquad dx = r\,(dy - [\|x\| \ge \epsilon]\, (dy \cdot x r)\, x r)$$
+
+Sums and products are in float32; the backward reads the vectors again rather than keep what the forward knew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.ops.squares import unit_equation
+
+# Numbers that a program holds.
+ELEMENTS = 4096
+
+
+@triton.jit
+def _unit(x, least):
+    """Unit vectors, the factors, and which vectors are long enough."""
+    square = tl.sum(x * x, 1)
+    # NaN is not short, and so is seen in the result.
+    short = square < least
+    r = tl.rsqrt(tl.where(short, least, square))
+    return x * r[:, None], r, short
+
+
+@triton.jit
+def forward_kernel(X, Y, least, ROWS, D, BM: tl.constexpr, BD: tl.constexpr):
+    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    d = tl.arange(0, BD)
+    at = m[:, None] * D + d[None, :]
+    inside = (m < ROWS)[:, None] & (d < D)[None, :]
+    y, _, _ = _unit(tl.load(X + at, mask=inside, other=0.0).to(tl.float32), least)
+    tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward_kernel(X, G, DX, least, ROWS, D, BM: tl.constexpr, BD: tl.constexpr):
+    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    d = tl.arange(0, BD)
+    at = m[:, None] * D + d[None, :]
+    inside = (m < ROWS)[:, None] & (d < D)[None, :]
+    y, r, short = _unit(tl.load(X + at, mask=inside, other=0.0).to(tl.float32), least)
+    g = tl.load(G + at, mask=inside, other=0.0).to(tl.float32)
+    along = tl.where(short, 0.0, tl.sum(g * y, 1))
+    tl.store(DX + at, ((g - along[:, None] * y) * r[:, None]).to(DX.dtype.element_ty), mask=inside)
+
+
+def _launch(kernel: Any, result: Tensor, least: float, *given: Tensor) -> Tensor:
+    d = result.shape[-1]
+    rows = result.numel() // d
+    width = triton.next_power_of_2(d)
+    each = max(1, ELEMENTS // width)
+    kernel[(triton.cdiv(rows, each),)](*given, result, least, rows, d, BM=each, BD=width, num_warps=4)
+    return result
+
+
+class UnitRows(torch.autograd.Function):
+    """Vectors (..., d) of length one, contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, epsilon: float) -> Tensor:
+        ctx.epsilon = epsilon
+        ctx.save_for_backward(x)
+        x = x.contiguous()
+        return _launch(forward_kernel, torch.empty_like(x), epsilon**2, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Derivatives of a higher order are those of the equation.
+            y = unit_equation(x, ctx.epsilon)
+            return torch.autograd.grad(y, x, grad, create_graph=True)[0], None
+        x = x.contiguous()
+        return _launch(backward_kernel, torch.empty_like(x), ctx.epsilon**2, x, grad.to(x.dtype).contiguous()), None
