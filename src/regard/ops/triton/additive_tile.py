@@ -83,29 +83,12 @@ def activate(z, ACT: tl.constexpr, slope):
 
 
 @triton.jit
-def _patches(m, n, BM: tl.constexpr, BN: tl.constexpr):
-    """Tokens of a tile as 16 x 16 patches, (BM / 16, 1, 16, 1) and (1, BN / 16, 1, 16).
-
-    The last axes are spread over threads, so that each has some rows and some columns and loads few values for many pairs.
-    """
-    # Not the reshaped keys: they would bring the layout of a vector along.
-    n = tl.min(n, 0) + 16 * tl.arange(0, BN // 16)[None, :, None, None] + tl.arange(0, 16)[None, None, None, :]
-    return tl.reshape(m, (BM // 16, 1, 16, 1)), n
-
-
-@triton.jit
-def _tile_of(patches, BM: tl.constexpr, BN: tl.constexpr):
-    """(BM, BN) of patches (BM / 16, BN / 16, 16, 16)."""
-    return tl.reshape(tl.permute(patches, (0, 2, 1, 3)), (BM, BN))
-
-
-@triton.jit
 def _sum_of_pairs(
     EA, EU, W, m, n, sad, sam, sud, sun, D, ACT: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):
     """Scores of a tile from exponentials, which have tokens beyond the last: nothing is asked about a load."""
-    m, n = _patches(m, n, BM, BN)
-    s = tl.zeros((BM // 16, BN // 16, 16, 16), dtype=tl.float32)
+    m, n = m[:, None], n[None, :]
+    s = tl.zeros((BM, BN), dtype=tl.float32)
     total = 0.0
     for d in range(0, D, 2):
         w1, w2 = tl.load(W + d), tl.load(W + d + 1)
@@ -113,7 +96,7 @@ def _sum_of_pairs(
         x2 = 1.0 + tl.load(EA + (d + 1) * sad + m * sam) * tl.load(EU + (d + 1) * sud + n * sun)
         s += (w1 * x2 + w2 * x1) * _reciprocal(x1 * x2, FAST)
         total += w1 + w2
-    return total - (2.0 if ACT == 0 else 1.0) * _tile_of(s, BM, BN)
+    return total - (2.0 if ACT == 0 else 1.0) * s
 
 
 @triton.jit
