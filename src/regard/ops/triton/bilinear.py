@@ -190,7 +190,7 @@ def _query_span(
     dq, doff, drate, q, do, log_mass, delta, lift, K, V, MASK, GAMMA, m, begin, end,
     skn, skd, svn, svd, smm, smn, sgn, offset, scale, shift, gain, rate, slope, NQ, N, D, DV,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GAMMA: tl.constexpr, HAS_OFFSET: tl.constexpr,
-    HAS_RATE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
+    HAS_RATE: tl.constexpr, MASKED: tl.constexpr, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     d, c = tl.arange(0, BD), tl.arange(0, BV)
@@ -204,7 +204,7 @@ def _query_span(
         if seen > 0:
             k = _rows(K, n, d, skn, skd, N, D)
             z = _product(q, tl.trans(k), None, PRECISION, DEVICE) * scale + shift
-            h, g = value_and_slope(z, ACT, slope, DEVICE)
+            h, g = value_and_slope(z, ACT, slope, DEVICE, APPROXIMATE)
             t = h * (rate * gain * LOG2E)
             if HAS_GAMMA:
                 t += (tl.load(GAMMA + n.to(tl.int64) * sgn, mask=n < N, other=0.0) * (rate * LOG2E))[None, :]
@@ -225,14 +225,14 @@ def _query_span(
 
 @triton.jit
 def query_grad_kernel(
-    Q, K, V, OFFSET, GAMMA, RATE, MASK, O, LSE, DO, DLSE, TOPS, DELTA, DQ, DOFF, DRATE,
+    Q, K, V, OFFSET, GAMMA, RATE, MASK, O, LSE, DO, DLSE, TOPS, LOG_MASS, DELTA, DQ, DOFF, DRATE,
     sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sfb, sfh, sgb, sgh, sgn, smb, smh, smm, smn,
     sob, soh, som, sod, sdb, sdh, sdm, sdd, scale, gain, rate, slope, H, NQ, N, D, DV,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_GAMMA: tl.constexpr,
-    HAS_RATE: tl.constexpr, HAS_DLSE: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
+    HAS_RATE: tl.constexpr, HAS_DLSE: tl.constexpr, HALF: tl.constexpr, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the queries a program owns; of offset and rate as one partial sum a program; the D of its rows, for the keys'."""
+    """Gradient of the queries a program owns; of offset and rate as one partial sum a program; the D and L of its rows, for the keys'."""
     lead = tl.program_id(1).to(tl.int64)
     b, h = lead // H, lead % H
     block = tl.num_programs(0) - 1 - tl.program_id(0) if CAUSAL else tl.program_id(0)
@@ -255,6 +255,7 @@ def query_grad_kernel(
     if HAS_DLSE:
         delta -= tl.load(DLSE + lead * NQ + m, mask=m < NQ, other=0.0)
     tl.store(DELTA + lead * NQ + m, delta, mask=m < NQ)
+    tl.store(LOG_MASS + lead * NQ + m, log_mass, mask=m < NQ)
     dq = tl.zeros((BM, BD), dtype=tl.float32)
     doff = tl.zeros((BM,), dtype=tl.float32)
     drate = tl.zeros((BM,), dtype=tl.float32)
@@ -269,12 +270,12 @@ def query_grad_kernel(
         dq, doff, drate = _query_span(
             dq, doff, drate, q, do, log_mass, delta, lift, K, V, MASK, GAMMA, m, 0, whole,
             skn, skd, svn, svd, smm, smn, sgn, offset, scale, shift, gain, rate, slope, NQ, N, D, DV,
-            ACT, CAUSAL, HAS_MASK, HAS_GAMMA, HAS_OFFSET, HAS_RATE, False, PRECISION, DEVICE, BN, BD, BV,
+            ACT, CAUSAL, HAS_MASK, HAS_GAMMA, HAS_OFFSET, HAS_RATE, False, APPROXIMATE, PRECISION, DEVICE, BN, BD, BV,
         )  # fmt: skip
     dq, doff, drate = _query_span(
         dq, doff, drate, q, do, log_mass, delta, lift, K, V, MASK, GAMMA, m, whole, end,
         skn, skd, svn, svd, smm, smn, sgn, offset, scale, shift, gain, rate, slope, NQ, N, D, DV,
-        ACT, CAUSAL, HAS_MASK, HAS_GAMMA, HAS_OFFSET, HAS_RATE, True, PRECISION, DEVICE, BN, BD, BV,
+        ACT, CAUSAL, HAS_MASK, HAS_GAMMA, HAS_OFFSET, HAS_RATE, True, APPROXIMATE, PRECISION, DEVICE, BN, BD, BV,
     )  # fmt: skip
     tl.store(
         DQ + (lead * NQ + m[:, None]) * D + d[None, :],
@@ -290,10 +291,10 @@ def query_grad_kernel(
 
 @triton.jit
 def _key_span(
-    dk, dv, dgamma, k, v, gamma, lift, Q, DO, MASK, LSE, DELTA, n, begin, end,
+    dk, dv, dgamma, k, v, gamma, lift, Q, DO, MASK, LOG_MASS, DELTA, n, begin, end,
     sqm, sqd, sdm, sdd, smm, smn, offset, scale, shift, gain, rate, slope, NQ, N, D, DV,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GAMMA: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, DEVICE: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    HALF: tl.constexpr, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Tiles are (keys, queries) here, so that none is turned on its way into a product."""
     d, c = tl.arange(0, BD), tl.arange(0, BV)
@@ -307,15 +308,16 @@ def _key_span(
         if seen > 0:
             q = _rows(Q, m, d, sqm, sqd, NQ, D)
             z = _product(k, tl.trans(q), None, PRECISION, DEVICE) * scale + shift
-            h, g = value_and_slope(z, ACT, slope, DEVICE)
+            h, g = value_and_slope(z, ACT, slope, DEVICE, APPROXIMATE)
             t = h * (rate * gain * LOG2E)
             if HAS_GAMMA:
                 t += gamma[:, None]
-            p = exp2(t - _log2_mass(LSE, m, NQ)[None, :], DEVICE)
+            p = exp2(t - tl.load(LOG_MASS + m, mask=m < NQ, other=float("inf"))[None, :], DEVICE)
             if MASKED:
                 p = tl.where(ok, p, 0.0)
             do = _rows(DO, m, c, sdm, sdd, NQ, DV)
-            dv = _product((p * LIFT).to(do.dtype), do, dv, PRECISION, DEVICE)
+            lifted = p * LIFT if HALF else p
+            dv = _product(lifted.to(do.dtype), do, dv, PRECISION, DEVICE)
             delta = tl.load(DELTA + m, mask=m < NQ, other=0.0)
             dt = p * (_product(v, tl.trans(do), None, PRECISION, DEVICE) - delta[None, :])
             if HAS_GAMMA:
@@ -326,11 +328,11 @@ def _key_span(
 
 @triton.jit
 def key_grad_kernel(
-    Q, K, V, OFFSET, GAMMA, RATE, MASK, LSE, DO, TOPS, DELTA, DK, DV_OUT, DGAMMA,
+    Q, K, V, OFFSET, GAMMA, RATE, MASK, LOG_MASS, DO, TOPS, DELTA, DK, DV_OUT, DGAMMA,
     sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sfb, sfh, sgb, sgh, sgn, smb, smh, smm, smn,
     sdb, sdh, sdm, sdd, scale, gain, rate, slope, H, NQ, N, D, DV,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_GAMMA: tl.constexpr,
-    HAS_RATE: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
+    HAS_RATE: tl.constexpr, HALF: tl.constexpr, APPROXIMATE: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys, values and key biases that a program owns."""
@@ -364,15 +366,15 @@ def key_grad_kernel(
         whole = NQ
     if CAUSAL or HAS_MASK:
         dk, dv, dgamma = _key_span(
-            dk, dv, dgamma, k, v, gamma, lift, Q, DO, MASK, LSE + lead * NQ, DELTA + lead * NQ, n, begin, whole,
+            dk, dv, dgamma, k, v, gamma, lift, Q, DO, MASK, LOG_MASS + lead * NQ, DELTA + lead * NQ, n, begin, whole,
             sqm, sqd, sdm, sdd, smm, smn, offset, scale, shift, gain, rate, slope, NQ, N, D, DV,
-            ACT, CAUSAL, HAS_MASK, HAS_GAMMA, True, PRECISION, DEVICE, BM, BD, BV,
+            ACT, CAUSAL, HAS_MASK, HAS_GAMMA, True, HALF, APPROXIMATE, PRECISION, DEVICE, BM, BD, BV,
         )  # fmt: skip
     if not HAS_MASK:
         dk, dv, dgamma = _key_span(
-            dk, dv, dgamma, k, v, gamma, lift, Q, DO, MASK, LSE + lead * NQ, DELTA + lead * NQ, n, whole, NQ,
+            dk, dv, dgamma, k, v, gamma, lift, Q, DO, MASK, LOG_MASS + lead * NQ, DELTA + lead * NQ, n, whole, NQ,
             sqm, sqd, sdm, sdd, smm, smn, offset, scale, shift, gain, rate, slope, NQ, N, D, DV,
-            ACT, CAUSAL, HAS_MASK, HAS_GAMMA, False, PRECISION, DEVICE, BM, BD, BV,
+            ACT, CAUSAL, HAS_MASK, HAS_GAMMA, False, HALF, APPROXIMATE, PRECISION, DEVICE, BM, BD, BV,
         )  # fmt: skip
     tl.store(
         DK + (lead * N + n[:, None]) * D + d[None, :],
@@ -381,7 +383,7 @@ def key_grad_kernel(
     )
     tl.store(
         DV_OUT + (lead * N + n[:, None]) * DV + c[None, :],
-        (dv * (1.0 / LIFT)).to(DV_OUT.dtype.element_ty),
+        (dv * (1.0 / LIFT if HALF else 1.0)).to(DV_OUT.dtype.element_ty),
         mask=(n < N)[:, None] & (c < DV)[None, :],
     )
     if HAS_GAMMA:
@@ -513,22 +515,24 @@ def backward(x: Operands, out: Tensor, lse: Tensor, do: Tensor, dlse: Tensor | N
     b, h, nq, n, d, dv = x.sizes
     device = x.v.device
     half = x.q.dtype == torch.float16
+    # The error of the slope, 1e-3, is that of a tanh rounded to bfloat16, but twice that of one rounded to float16.
+    quick = x.may_approximate() and not half
     tops = do
     if half:
         tops = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32) for t in (do, x.v)])
     shape = tile_of(x, True)
     blocks = triton.cdiv(nq, shape["BM"])
-    delta = torch.empty(b, h, nq, device=device)
+    log_mass, delta = (torch.empty(b, h, nq, device=device) for _ in range(2))
     dq, dk, dvalue = (t.new_empty(b, h, *size) for t, size in ((x.q, (nq, d)), (x.k, (n, d)), (x.v, (n, dv))))
     doff, drate = (torch.empty((b, h, blocks) if t is not None else 0, device=device) for t in (x.offset, x.rate))
     dbias = torch.empty((b, h, n) if x.key_bias is not None else 0, device=device)
     query_grad_kernel[(blocks, b * h)](
-        *x.tensors(), out, lse, do, do if dlse is None else dlse, tops, delta, dq, doff, drate,
-        *x.strides(), *out.stride(), *do.stride(), *x.numbers(), **x.flags(), HAS_DLSE=dlse is not None, HALF=half, **shape,
+        *x.tensors(), out, lse, do, do if dlse is None else dlse, tops, log_mass, delta, dq, doff, drate,
+        *x.strides(), *out.stride(), *do.stride(), *x.numbers(), **x.flags(), HAS_DLSE=dlse is not None, HALF=half, APPROXIMATE=quick, **shape,
     )  # fmt: skip
     key_grad_kernel[(triton.cdiv(n, shape["BN"]), b * h)](
-        *x.tensors(), lse, do, tops, delta, dk, dvalue, dbias,
-        *x.strides(), *do.stride(), *x.numbers(), **x.flags(), HALF=half, **shape,
+        *x.tensors(), log_mass, do, tops, delta, dk, dvalue, dbias,
+        *x.strides(), *do.stride(), *x.numbers(), **x.flags(), HALF=half, APPROXIMATE=quick, **shape,
     )  # fmt: skip
     return Gradients(
         dq, dk, dvalue, doff.sum(-1) if x.offset is not None else doff, dbias, drate.sum().reshape(-1)[: drate.numel()]
