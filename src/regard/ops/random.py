@@ -56,7 +56,9 @@ def uniform(seed: Tensor, lead: tuple[int, ...], features: int | None, i: range,
     rows = torch.arange(i.start, i.stop, device=device)[:, None]
     feature = torch.arange(wide, device=device)[:, None, None] * _PURPOSES + purpose
     index = torch.arange(math.prod(lead), device=device)[:, None, None, None]
-    words = philox(seed, (groups, rows, index, feature))
+    # As numbers, not as indices, whose products a compiler for GPUs may take for 32 bits wide.
+    nothing = seed & 0
+    words = philox(seed, (groups + nothing, rows + nothing, index + nothing, feature + nothing))
     drawn = torch.stack(torch.broadcast_tensors(*words), -1).flatten(-2)
     drawn = drawn[..., j.start - 4 * first : j.stop - 4 * first]
     # 23 bits and a half step: exactly representable in float32, so never rounded to 0 or 1.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -160,7 +161,8 @@ def summaries(
     found["topk"] = like.new_empty(length, nq, k, 2)
     found["mass_received"] = like.new_empty((length, n) if "mass_received" in names else 0)
     skip: Tensor | None = None
-    if uses_sines(a, act, given):
+    # A series of float16 is as exact as its contexts, but not as the entropy of float16 scores.
+    if a.dtype == torch.bfloat16 and uses_sines(a, act, given):
         skip = summaries_sine.write(a, u, w, like.new_empty(plan_size(a.dtype)), given, names, region, k, found)
     # Runs only where the device found the range too wide for a series, if there is one.
     _write(Exact(a, u, w, act, prepare=skip is None), given, names, region, k, found, skip)
