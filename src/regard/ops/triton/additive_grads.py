@@ -30,7 +30,6 @@ from regard.ops.triton.additive_tile import (
     add_gradients,
     allowed,
     arithmetic,
-    beside,
     blocks,
     largest,
     mask_arguments,
@@ -42,7 +41,7 @@ from regard.ops.triton.align import ALL, FLAT, gains, inside, log_gaussian, log_
 
 @triton.jit
 def _gradient_of_scores(s, do, v, ok, lse, delta, SEED, lead, i, n, start, position, rate, window, dropout,
-    NOISE: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    NOISE: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """P, r P, P x and G of a tile of scores."""
     if NOISE:
@@ -59,7 +58,7 @@ def _gradient_of_scores(s, do, v, ok, lse, delta, SEED, lead, i, n, start, posit
             DROP, GAUSSIAN, BN,
         )  # fmt: skip
         x, read = x * r, p * r
-    return beside(read, x, FAST), p * x, tl.where(ok, p * (x - delta[:, None]), 0.0)
+    return read, p * x, tl.where(ok, p * (x - delta[:, None]), 0.0)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -129,7 +128,7 @@ def query_grad_kernel(
             v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
             read, px, g = _gradient_of_scores(
                 s, do, v.to(tl.float32), ok, lse, refined, SEED, lead, i, n, start, position, rate, window, dropout,
-                NOISE, GAUSSIAN, DROP, PRECISION, FAST, BM, BN,
+                NOISE, GAUSSIAN, DROP, PRECISION, BM, BN,
             )  # fmt: skip
             if GAUSSIAN != 0:
                 moving = g if GAUSSIAN == 1 else px
@@ -221,7 +220,7 @@ def key_grad_kernel(
                 )  # fmt: skip
                 soft, px, g = _gradient_of_scores(
                     s, do, v, ok, lse, delta, SEED, lead, i, n, first, position, rate, window, dropout,
-                    NOISE, GAUSSIAN, DROP, PRECISION, FAST, BM, BN,
+                    NOISE, GAUSSIAN, DROP, PRECISION, BM, BN,
                 )  # fmt: skip
                 tl.store(EXCESS + (lead * tl.num_programs(0) + tl.program_id(0)) * NQ + m, tl.sum(g, 1), mask=m_in)
                 add_gradients(

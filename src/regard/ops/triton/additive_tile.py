@@ -23,9 +23,6 @@ from regard.ops.triton.align import Align
 # Arguments whose values make no quicker code: a sequence of another length is not worth another compilation.
 SIZES = ("NQ", "N", "D", "DV", "sml", "smm", "sbl", "sbm", "spl", "first_query")
 
-# Tokens are laid out in multiples of this many, which no tile exceeds: it loads whole vectors and asks about none.
-ROOM = 128
-
 # Two reciprocals are shared while |a| + |u| stays below this: (1 + e^42)^2 is still a float32.
 SHARED_RANGE = tl.constexpr(21.0)
 
@@ -43,14 +40,6 @@ def _reciprocal(x, FAST: tl.constexpr):
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     return 1.0 / x
-
-
-@triton.jit
-def beside(x, product, FAST: tl.constexpr):
-    """Something in the layout of a product; without that the compiler computes it anew for every layout it is needed in."""
-    if FAST:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f,f", [x, product], dtype=tl.float32, is_pure=True, pack=1)
-    return x
 
 
 @triton.jit
@@ -83,34 +72,48 @@ def activate(z, ACT: tl.constexpr, slope):
 
 
 @triton.jit
-def _sum_of_pairs(
-    EA, EU, W, m, n, sad, sam, sud, sun, D, ACT: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
-):
-    """Scores of a tile from exponentials, which have tokens beyond the last: nothing is asked about a load."""
-    m, n = m[:, None], n[None, :]
-    s = tl.zeros((BM, BN), dtype=tl.float32)
-    total = 0.0
-    for d in range(0, D, 2):
-        w1, w2 = tl.load(W + d), tl.load(W + d + 1)
-        x1 = 1.0 + tl.load(EA + d * sad + m * sam) * tl.load(EU + d * sud + n * sun)
-        x2 = 1.0 + tl.load(EA + (d + 1) * sad + m * sam) * tl.load(EU + (d + 1) * sud + n * sun)
-        s += (w1 * x2 + w2 * x1) * _reciprocal(x1 * x2, FAST)
-        total += w1 + w2
-    return total - (2.0 if ACT == 0 else 1.0) * s
-
-
-@triton.jit
 def _sum_of_units(
-    A, U, W, m, n, m_in, n_in, sad, sam, sud, sun, slope, D, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+    A,
+    U,
+    W,
+    m,
+    n,
+    m_in,
+    n_in,
+    sad,
+    sam,
+    sud,
+    sun,
+    shared: tl.constexpr,
+    slope,
+    D,
+    ACT: tl.constexpr,
+    FAST: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
 ):
-    """Scores of a tile, one activation per hidden unit and pair."""
+    """Scores of a tile. For tanh and sigmoid A and U hold exponentials while `shared`, raw sums otherwise."""
     s = tl.zeros((BM, BN), dtype=tl.float32)
-    for d in range(0, D):
-        w = tl.load(W + d)
-        a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
-        u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
-        h, g = activate(a[:, None] + u[None, :], ACT, slope)
-        s += w * h
+    if shared:
+        total = 0.0
+        for d in range(0, D, 2):
+            w1, w2 = tl.load(W + d), tl.load(W + d + 1)
+            a1 = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0)
+            a2 = tl.load(A + (d + 1) * sad + m * sam, mask=m_in, other=0.0)
+            u1 = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0)
+            u2 = tl.load(U + (d + 1) * sud + n * sun, mask=n_in, other=0.0)
+            x1 = 1.0 + a1[:, None] * u1[None, :]
+            x2 = 1.0 + a2[:, None] * u2[None, :]
+            s += (w1 * x2 + w2 * x1) * _reciprocal(x1 * x2, FAST)
+            total += w1 + w2
+        s = total - (2.0 if ACT == 0 else 1.0) * s
+    else:
+        for d in range(0, D):
+            w = tl.load(W + d)
+            a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
+            u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
+            h, g = activate(a[:, None] + u[None, :], ACT, slope)
+            s += w * h
     return s
 
 
@@ -129,9 +132,9 @@ def scores(
 ):  # fmt: skip
     """Scores of a tile, bias included."""
     if SHARE and shared:
-        s = _sum_of_pairs(EA, EU, W, m, n, sad, sam, sud, sun, D, ACT, FAST, BM, BN)
+        s = _sum_of_units(EA, EU, W, m, n, m_in, n_in, sad, sam, sud, sun, True, slope, D, ACT, FAST, BM, BN)
     else:
-        s = _sum_of_units(A, U, W, m, n, m_in, n_in, sad, sam, sud, sun, slope, D, ACT, BM, BN)
+        s = _sum_of_units(A, U, W, m, n, m_in, n_in, sad, sam, sud, sun, False, slope, D, ACT, FAST, BM, BN)
     if HAS_BIAS:
         s += tl.load(BIAS + m[:, None] * sbm + n[None, :] * sbn, mask=m_in[:, None] & n_in[None, :], other=0.0)
     return s
@@ -156,36 +159,16 @@ def queries(ORDER, slot, inside, ORDERED: tl.constexpr):
 
 
 @triton.jit
-def two_slopes(EA, EU, d, m, n, sad, sam, sud, sun, FAST: tl.constexpr):
+def two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST: tl.constexpr):
     """Reciprocals of two hidden units from one division."""
-    x1 = 1.0 + tl.load(EA + d * sad + m * sam) * tl.load(EU + d * sud + n * sun)
-    x2 = 1.0 + tl.load(EA + (d + 1) * sad + m * sam) * tl.load(EU + (d + 1) * sud + n * sun)
+    a1 = tl.load(EA + d * sad + m * sam, mask=m_in, other=0.0)
+    a2 = tl.load(EA + (d + 1) * sad + m * sam, mask=m_in, other=0.0)
+    u1 = tl.load(EU + d * sud + n * sun, mask=n_in, other=0.0)
+    u2 = tl.load(EU + (d + 1) * sud + n * sun, mask=n_in, other=0.0)
+    x1 = 1.0 + a1[:, None] * u1[None, :]
+    x2 = 1.0 + a2[:, None] * u2[None, :]
     inverse = _reciprocal(x1 * x2, FAST)
     return x2 * inverse, x1 * inverse
-
-
-@triton.jit
-def _strips(g, m, n, OVER: tl.constexpr):
-    """A tile as (others / k, owned / c, c, k) with its tokens: sums over the others are within a thread but for k neighbours."""
-    BM: tl.constexpr = g.shape[0]
-    BN: tl.constexpr = g.shape[1]
-    OWN: tl.constexpr = BM if OVER == 1 else BN
-    OTHER: tl.constexpr = BN if OVER == 1 else BM
-    c: tl.constexpr = OWN if OWN < 64 else 64
-    k: tl.constexpr = 256 // c
-    if OVER == 1:
-        g = tl.permute(tl.reshape(g, (OWN // c, c, OTHER // k, k)), (2, 0, 1, 3))
-        m, n = tl.reshape(m, (1, OWN // c, c, 1)), tl.reshape(n, (OTHER // k, 1, 1, k))
-    else:
-        g = tl.permute(tl.reshape(g, (OTHER // k, k, OWN // c, c)), (0, 2, 3, 1))
-        m, n = tl.reshape(m, (OTHER // k, 1, 1, k)), tl.reshape(n, (1, OWN // c, c, 1))
-    return g, m, n
-
-
-@triton.jit
-def _over_others(x):
-    """Sum of strips for each owned token."""
-    return tl.reshape(tl.sum(tl.sum(x, 0), 2), (x.shape[1] * x.shape[2],))
 
 
 @triton.jit
@@ -204,17 +187,16 @@ def add_gradients(
     if SHARE and shared:
         gain = 4.0 if ACT == 0 else 1.0
         back = 2.0 if ACT == 0 else 1.0
-        strip, rows, columns = _strips(g, m, n, OVER)
         for d in range(0, D, 2):
             w1, w2 = tl.load(W + d), tl.load(W + d + 1)
-            r1, r2 = two_slopes(EA, EU, d, rows, columns, sad, sam, sud, sun, FAST)
-            g1, g2 = strip * r1, strip * r2
+            r1, r2 = two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST)
+            g1, g2 = g * r1, g * r2
             at1, at2 = DX + d * std, DX + (d + 1) * std
-            tl.store(at1, tl.load(at1, mask=own_in) + gain * w1 * _over_others(g1 - g1 * r1), mask=own_in)
-            tl.store(at2, tl.load(at2, mask=own_in) + gain * w2 * _over_others(g2 - g2 * r2), mask=own_in)
+            tl.store(at1, tl.load(at1, mask=own_in) + gain * w1 * tl.sum(g1 - g1 * r1, OVER), mask=own_in)
+            tl.store(at2, tl.load(at2, mask=own_in) + gain * w2 * tl.sum(g2 - g2 * r2, OVER), mask=own_in)
             if WITH_W:
-                tl.store(DW + d, tl.load(DW + d) + tl.sum(_over_others(strip - back * g1), 0))
-                tl.store(DW + d + 1, tl.load(DW + d + 1) + tl.sum(_over_others(strip - back * g2), 0))
+                tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g - back * g1, 1), 0))
+                tl.store(DW + d + 1, tl.load(DW + d + 1) + tl.sum(tl.sum(g - back * g2, 1), 0))
     else:
         for d in range(0, D):
             w = tl.load(W + d)
@@ -227,26 +209,23 @@ def add_gradients(
                 tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g * h, 1), 0))
 
 
-@triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "ROOM_A", "ROOM_U", "rate"))
+@triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "rate"))
 def layout_kernel(
-    A, U, TA, TU, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, ROOM_A, ROOM_U, rate,
+    A, U, TA, TU, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, rate,
     SHARE: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens of either side, hidden unit first, in float32; their exponentials, and the largest magnitude of each token.
-
-    Beyond the last token, to the end of the room there is, zeros and ones.
-    """
+    """Some tokens of either side, hidden unit first, in float32; their exponentials, and the largest magnitude of each token."""
     block, lead = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    split = tl.cdiv(ROOM_A, BR)
-    X, T, E, TOP, count, room = A, TA, EA, ATOP, NQ, ROOM_A
+    split = tl.cdiv(NQ, BR)
+    X, T, E, TOP, count = A, TA, EA, ATOP, NQ
     if block >= split:
-        X, T, E, TOP, count, room, block = U, TU, EU, UTOP, N, ROOM_U, block - split
+        X, T, E, TOP, count, block = U, TU, EU, UTOP, N, block - split
     r = block * BR + tl.arange(0, BR)
     d = tl.arange(0, BD)
     inside = (r[:, None] < count) & (d[None, :] < D)
     x = tl.load(X + (lead * count + r[:, None]) * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    at = (lead * WIDE + d[None, :]) * room + r[:, None]
-    inside = (r[:, None] < room) & (d[None, :] < WIDE)
+    at = (lead * WIDE + d[None, :]) * count + r[:, None]
+    inside = (r[:, None] < count) & (d[None, :] < WIDE)
     tl.store(T + at, x, mask=inside)
     if SHARE:
         tl.store(E + at, tl.exp(x * rate), mask=inside)
@@ -277,18 +256,15 @@ class Exact:
         # Some tokens of all hidden units at once, as many as fit into registers.
         length, padded = a.shape[0], triton.next_power_of_2(wide)
         block = max(1, min(32, 8192 // padded))
-        room = [triton.cdiv(x.shape[1], ROOM) * ROOM for x in (a, u)]
-        self.a, self.u = (torch.empty(length, wide, size, device=a.device) for size in room)
+        self.a, self.u = (torch.empty(length, wide, x.shape[1], device=a.device).mT for x in (a, u))
         self.ea, self.eu = (torch.empty_like(x) if self.share else x for x in (self.a, self.u))
         if self.share:
             self.a_top, self.u_top = (torch.empty(length, x.shape[1], device=a.device) for x in (a, u))
-        layout_kernel[(sum(triton.cdiv(size, block) for size in room), length)](
+        layout_kernel[(triton.cdiv(self.nq, block) + triton.cdiv(self.n, block), length)](
             a.contiguous(), u.contiguous(), self.a, self.u, self.ea, self.eu, self.a_top, self.u_top,
-            self.nq, self.n, self.width, wide, *room, 2.0 if self.code == TANH else 1.0,
+            self.nq, self.n, self.width, wide, 2.0 if self.code == TANH else 1.0,
             SHARE=self.share, BR=block, BD=padded,
         )  # fmt: skip
-        self.a, self.ea = (x[..., : self.nq].mT for x in (self.a, self.ea))
-        self.u, self.eu = (x[..., : self.n].mT for x in (self.u, self.eu))
 
     def operands(self) -> tuple[Tensor, ...]:
         return self.a, self.u, self.ea, self.eu, self.a_top, self.u_top, self.w

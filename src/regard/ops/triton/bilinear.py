@@ -480,7 +480,7 @@ def default_tile(x: Operands, backward: bool) -> Tile:
         if backward:
             m, n, stages = (32, 32, 1) if wide <= 128 else (16, 16, 1)
     elif backward:
-        m, n, warps, stages = (64, 64, 4, 2) if wide <= 64 else (64, 64, 8, 2) if wide <= 128 else (32, 32, 4, 1)
+        m, n, warps, stages = (64, 64, 4, 3) if wide <= 64 else (64, 64, 8, 2) if wide <= 128 else (32, 32, 4, 1)
     else:
         m, n, warps, stages = (128, 64, 4, 3) if wide <= 64 else (128, 64, 8, 3) if wide <= 128 else (128, 32, 8, 2)
     return {"BM": m, "BN": n, **widths, "num_warps": warps, "num_stages": stages}

@@ -333,7 +333,11 @@ def tile(x: Operands, backward: str = "") -> dict[str, int]:
     # Without room for a second stage in registers, one is quicker.
     stages = 1 if backward == "key" or (backward and wide) else 3
     r, warps = 16 if backward and wide and not large else 8, 8 if wide else 4
-    return {"R": r, "C": 8, "BD": bd, "BF": min(bf, most), "num_warps": warps, "num_stages": stages}
+    shape = {"R": r, "C": 8, "BD": bd, "BF": min(bf, most), "num_warps": warps, "num_stages": stages}
+    if x.a.dtype == torch.bfloat16 and max(bd, bf) <= 64:
+        # Measured on an H200: forward 0.98 ms, where 8 keys a tile take 1.28.
+        shape |= {"num_stages": 2} if backward else {"C": 16}
+    return shape
 
 
 def _arithmetic(x: Operands) -> dict[str, object]:
