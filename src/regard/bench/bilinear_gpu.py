@@ -127,7 +127,7 @@ def alignments(n: int = 4096, window: float = 10.0) -> Iterator[Row]:
         "regard, dropout": {"seed": seed, "dropout": 0.1},
         "regard, hard": {"seed": seed, "choice": 2},
         "regard, local, monotonic": {"position": monotonic, **local},
-        "regard, local, arbitrary positions": {"position": anywhere, **local},
+        "regard, local, arbitrary positions": {"position": anywhere, "scattered": True, **local},
     }
     case = f"B2 H8 N{n} d{WIDTH} bfloat16"
     for what, align in kinds.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ class Buckets:
     ids: Tensor  # (..., R, N), from 0; HOLE for a token that takes no part
     order: Tensor  # (..., R, N), which token stands at each place
     in_order: Tensor  # (..., R, N), the bucket of the token at each place
+    rank: Tensor  # (..., R, N), the place of each token
     chunk: int
     across: bool  # whether chunks are all that counts
 
@@ -33,20 +33,16 @@ class Buckets:
     def of(ids: Tensor, chunk: int, across: bool = False) -> Buckets:
         """Sort tokens by bucket, those of one bucket as they stand."""
         in_order, order = ids.sort(dim=-1, stable=True)
-        return Buckets(ids, order, in_order, max(1, min(chunk, ids.shape[-1])), across)
+        place = torch.arange(ids.shape[-1], device=ids.device).expand_as(order)
+        rank = torch.empty_like(order).scatter(-1, order, place)
+        return Buckets(ids, order, in_order, rank, max(1, min(chunk, ids.shape[-1])), across)
 
     def over(self, lead: tuple[int, ...]) -> Buckets:
         """The same for all of these leading axes."""
         if tuple(self.ids.shape[:-2]) == lead:
             return self
-        ids, order, in_order = (x.expand(*lead, *x.shape[-2:]) for x in (self.ids, self.order, self.in_order))
-        return replace(self, ids=ids, order=order, in_order=in_order)
-
-    @cached_property
-    def rank(self) -> Tensor:
-        """The place of each token, (..., R, N)."""
-        place = torch.arange(self.ids.shape[-1], device=self.ids.device).expand_as(self.order)
-        return torch.empty_like(self.order).scatter_(-1, self.order, place)
+        found = (x.expand(*lead, *x.shape[-2:]) for x in (self.ids, self.order, self.in_order, self.rank))
+        return replace(self, **dict(zip(("ids", "order", "in_order", "rank"), found, strict=True)))
 
     @property
     def rounds(self) -> int:
