@@ -41,8 +41,10 @@ class Buckets:
         """The same for all of these leading axes."""
         if tuple(self.ids.shape[:-2]) == lead:
             return self
-        found = (x.expand(*lead, *x.shape[-2:]) for x in (self.ids, self.order, self.in_order, self.rank))
-        return replace(self, **dict(zip(("ids", "order", "in_order", "rank"), found, strict=True)))
+        ids, order, in_order, rank = (
+            x.expand(*lead, *x.shape[-2:]) for x in (self.ids, self.order, self.in_order, self.rank)
+        )
+        return replace(self, ids=ids, order=order, in_order=in_order, rank=rank)
 
     @property
     def rounds(self) -> int:
