@@ -124,8 +124,13 @@ def test_second_derivatives_are_refused_by_name(units: bool) -> None:
         da.sum().backward()
 
 
-@pytest.mark.parametrize("score", [rg.TokenToToken(4), rg.Additive(4, 4, 3, features=4)], ids=["units", "matrix"])
+@pytest.mark.parametrize(
+    "score", [rg.TokenToToken(4), rg.Additive(4, 4, 3, activation="relu", features=4)], ids=["units", "matrix"]
+)
 def test_of_equal_scores_the_first_is_chosen_within_a_block_and_between_blocks(score: rg.Score) -> None:
+    # Eighths through relu: sums are exact in any order. A processor's matrix product rounds equal columns differently.
+    for parameter in score.parameters():
+        parameter.data = (8 * torch.randn(parameter.shape)).round() / 8
     value = torch.randn(1, 19, 4)
     same = torch.ones(1, 19, 4)
     call = rg.Attention(score, rg.Hard()).eval().call(same[:, :3], same, value, mask=torch.arange(19) > 1)
