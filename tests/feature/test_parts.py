@@ -137,6 +137,14 @@ def test_the_mean_is_over_what_is_real():
     assert masked_mean(x[:, :0], None).tolist() == [[0.0], [0.0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_mean_of_many_tokens_is_that_of_few_in_half_precision(dtype):
+    x = torch.full((1, 1009, 2), 100.0, dtype=dtype)
+    mean = masked_mean(x, torch.ones(1, 1009, dtype=torch.bool))
+    assert mean.dtype == dtype
+    assert mean.tolist() == [[100.0, 100.0]]
+
+
 def test_inputs_are_checked_by_their_own_names():
     x = torch.randn(2, 3, 5)
     with pytest.raises(TypeError, match=r"second: got list, expected a floating-point tensor"):

@@ -100,7 +100,10 @@ def sums(call: Call, impl: str, first: Tensor, second: Tensor) -> tuple[Tensor, 
 
 
 def maxima(call: Call, impl: str) -> tuple[Tensor, Tensor]:
-    """The largest affinity of each row (..., N1) and of each column (..., N2); minus infinity where there is none."""
+    """The largest affinity of each row (..., N1) and of each column (..., N2); minus infinity where there is none.
+
+    Where several partners are the largest there is no one gradient: a whole affinity shares it among them, panels give it to the first.
+    """
     tiled, rows = _execution(call, impl)
     nq, n = call.form.sizes
     if 0 in (nq, n):

@@ -173,7 +173,9 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """Mean of the real tokens of an input that is zero elsewhere, (..., N, d) to (..., d); zero where there are none."""
     if mask is None:
         return x.mean(-2) if x.shape[-2] else x.sum(-2)
-    return x.sum(-2) / mask.sum(-1, keepdim=True).clamp(min=1)
+    # As in a mean, half precision is summed in float32: a long input's sum may exceed what float16 holds.
+    total = x.sum(-2, dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum(-2)
+    return (total / mask.sum(-1, keepdim=True).clamp(min=1)).to(x.dtype)
 
 
 def is_empty(x: Tensor, mask: Tensor | None) -> Tensor | None:
