@@ -69,7 +69,7 @@ def forward_kernel(
     A, U, EA, EU, AMAX, UMAX, W, V, MASK, BIAS, O, SOFT, LSE, PICK, ORDER, SKIP,
     sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sml, smm, smn, sbl, sbm, sbn, sol, som, sod,
     slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query,
-    ACT: tl.constexpr, SHARE: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
     PRECISION: tl.constexpr, FAST: tl.constexpr, GUARDED: tl.constexpr, WIDE: tl.constexpr, HIDES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +79,7 @@ def forward_kernel(
     lead = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0) * BM + tl.arange(0, BM)
     m_in = slot < NQ
-    m = queries(ORDER + lead * (spl > 0) * NQ, slot, m_in, ORDERED)
+    m = queries(ORDER + lead * (spl > 0) * NQ, slot, NQ, ORDERED)
     i = first_query + m
     c = tl.arange(0, BV)
     A += lead * sal
@@ -119,7 +119,7 @@ def forward_kernel(
             shared = a_top + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
             s = scores(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
-                ACT, SHARE, HAS_BIAS, FAST, BM, BN,
+                ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
             )  # fmt: skip
             s = tl.where(ok, s, float("-inf"))
             if NOISE:
@@ -189,10 +189,10 @@ def forward(
     length, dv = x.a.shape[0], v.shape[-1]
     mask, sml, smm, smn = mask_arguments(given.mask, x.w)
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
-    tile, order = blocks(dv, False, given.is_plain), given.align.order(x.n)
+    tile, order = blocks(dv, False), given.align.order(x.n)
     forward_kernel[(triton.cdiv(x.nq, tile["BM"]), length)](
         *x.operands(), v, mask, bias, out, soft, lse, pick, x.w if order is None else order, x.w if skip is None else skip,
         *x.strides(), *v.stride(), sml, smm, smn, sbl, sbm, sbn, *out.stride(),
         x.slope, x.nq, x.n, x.w.shape[-1], dv, *given.align.arguments(x.w),
-        ACT=x.code, SHARE=x.share, **given.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft.numel() > 0, HIDES=given.align.hides, **tile,
+        **x.flags(), **given.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft.numel() > 0, HIDES=given.align.hides, **tile,
     )  # fmt: skip

@@ -33,6 +33,7 @@ from regard.ops.triton.additive_tile import (
     blocks,
     largest,
     mask_arguments,
+    pairs,
     queries,
     scores,
 )
@@ -40,25 +41,13 @@ from regard.ops.triton.align import ALL, FLAT, gains, inside, log_gaussian, log_
 
 
 @triton.jit
-def _gradient_of_scores(s, do, v, ok, lse, delta, SEED, lead, i, n, start, position, rate, window, dropout,
-    NOISE: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """P, r P, P x and G of a tile of scores."""
-    if NOISE:
-        s += noise_of(SEED, lead, i, start, rate, BN)
-    if GAUSSIAN == 1:
-        s += log_gaussian(position[:, None], n[None, :], window)
-    ok = ok & (lse > float("-inf"))[:, None]
-    p = tl.where(ok, tl.exp(s - tl.where(lse > float("-inf"), lse, 0.0)[:, None]), 0.0)
-    x = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-    read = p
-    if DROP or GAUSSIAN == 2:
-        r = gains(
-            tl.full((BM, BN), 1.0, dtype=tl.float32), SEED, lead, i, start, position, n, dropout, window,
-            DROP, GAUSSIAN, BN,
-        )  # fmt: skip
-        x, read = x * r, p * r
-    return read, p * x, tl.where(ok, p * (x - delta[:, None]), 0.0)
+def _gradient_of_scores(s, x, gain, ok, lse, delta):
+    """r P, P x and G of a tile of scores; x is do · v, gain r, and lse and delta are along the queries of the tile."""
+    alive = lse > float("-inf")
+    ok = ok & alive
+    p = tl.where(ok, tl.exp(s - tl.where(alive, lse, 0.0)), 0.0)
+    x = x * gain
+    return p * gain, p * x, tl.where(ok, p * (x - delta), 0.0)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -66,18 +55,18 @@ def query_grad_kernel(
     A, U, EA, EU, AMAX, UMAX, W, V, DO, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DA, DW, DBIAS, DPOSITION, SKIP,
     sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, sbl, sbm, sbn, stl, std, stt,
     slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query,
-    ACT: tl.constexpr, SHARE: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
     PRECISION: tl.constexpr, FAST: tl.constexpr, GUARDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, WANTED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a (D, Nq), the bias and the positions by rows that a program owns, and of w as one partial sum a program."""
+    """Gradients of a (D, Nq), the bias and the positions by rows that a program owns, and of w as what each query adds, (D, Nq)."""
     if GUARDED:  # noqa: SIM102
         if tl.load(SKIP) != 0:
             return
     lead = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0) * BM + tl.arange(0, BM)
     m_in = slot < NQ
-    m = queries(ORDER + lead * (spl > 0) * NQ, slot, m_in, ORDERED)
+    m = queries(ORDER + lead * (spl > 0) * NQ, slot, NQ, ORDERED)
     i = first_query + m
     c = tl.arange(0, BV)
     A += lead * sal
@@ -90,7 +79,7 @@ def query_grad_kernel(
     MASK += lead * sml
     BIAS += lead * sbl
     DA += lead * stl
-    DW += (lead * tl.num_programs(0) + tl.program_id(0)) * D
+    DW += lead * stl
     DBIAS += lead * NQ * N
     offset = N - NQ
     lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
@@ -123,13 +112,21 @@ def query_grad_kernel(
             shared = a_top + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
             s = scores(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
-                ACT, SHARE, HAS_BIAS, FAST, BM, BN,
+                ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
             )  # fmt: skip
             v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
-            read, px, g = _gradient_of_scores(
-                s, do, v.to(tl.float32), ok, lse, refined, SEED, lead, i, n, start, position, rate, window, dropout,
-                NOISE, GAUSSIAN, DROP, PRECISION, BM, BN,
-            )  # fmt: skip
+            x = tl.dot(do, tl.trans(v.to(tl.float32)), input_precision=PRECISION)
+            if NOISE:
+                s += noise_of(SEED, lead, i, start, rate, BN)
+            if GAUSSIAN == 1:
+                s += log_gaussian(position[:, None], n[None, :], window)
+            gain = 1.0
+            if DROP or GAUSSIAN == 2:
+                gain = gains(
+                    tl.full((BM, BN), 1.0, dtype=tl.float32), SEED, lead, i, start, position, n, dropout, window,
+                    DROP, GAUSSIAN, BN,
+                )  # fmt: skip
+            read, px, g = _gradient_of_scores(s, x, gain, ok, lse[:, None], refined[:, None])
             if GAUSSIAN != 0:
                 moving = g if GAUSSIAN == 1 else px
                 moved += tl.sum(moving * log_gaussian_slope(position[:, None], n[None, :], window), 1)
@@ -137,7 +134,7 @@ def query_grad_kernel(
                 tl.store(DBIAS + m[:, None].to(tl.int64) * N + n[None, :], g, mask=m_in[:, None] & n_in[None, :])
             add_gradients(
                 g, A, U, EA, EU, W, DA, DW, m, n, m_in, n_in, shared, sad, sam, sud, sun, std, stt, slope, D,
-                ACT, SHARE, FAST, 1, True,
+                ACT, SHARE, FAST, PADDED, True,
             )  # fmt: skip
     if GAUSSIAN != 0:
         if GAUSSIAN == 2:
@@ -152,7 +149,7 @@ def key_grad_kernel(
     A, U, EA, EU, AMAX, UMAX, W, V, DO, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DU, DV_OUT, SKIP,
     sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, sbl, sbm, sbn, stl, std, stt,
     slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query,
-    ACT: tl.constexpr, SHARE: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
     PRECISION: tl.constexpr, FAST: tl.constexpr, GUARDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -186,7 +183,7 @@ def key_grad_kernel(
     for start in range(begin, NQ, BM):
         slot = start + tl.arange(0, BM)
         m_in = slot < NQ
-        m = queries(ORDER + lead * (spl > 0) * NQ, slot, m_in, ORDERED)
+        m = queries(ORDER + lead * (spl > 0) * NQ, slot, NQ, ORDERED)
         i = first_query + m
         position = tl.zeros((BM,), dtype=tl.float32)
         pick = tl.full((BM,), -1, dtype=tl.int32)
@@ -200,41 +197,45 @@ def key_grad_kernel(
             reads = (pick >= first) & (pick < first + BN)
             seen = tl.max((m_in & (reaches | reads)).to(tl.int32), 0)
         elif HAS_MASK:
-            ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
-            seen = tl.max(tl.max((ok | (pick[:, None] == n[None, :])).to(tl.int32), 1), 0)
+            ok = pairs(MASK, m[None, :], n[:, None], m_in[None, :], n_in[:, None], smm, smn, offset, CAUSAL, HAS_MASK)
+            seen = tl.max(tl.max((ok | (pick[None, :] == n[:, None])).to(tl.int32), 1), 0)
         if seen > 0:
-            ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
+            ok = pairs(MASK, m[None, :], n[:, None], m_in[None, :], n_in[:, None], smm, smn, offset, CAUSAL, HAS_MASK)
             if LOCAL:
-                ok = ok & inside(position[:, None], n[None, :], window)
-            hit = m_in[:, None] & (pick[:, None] == n[None, :])
+                ok = ok & inside(position[None, :], n[:, None], window)
             do = tl.load(DO + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0)
             do = do.to(tl.float32)
-            read = tl.where(hit, 1.0, 0.0)
+            gain = 1.0
+            if DROP or GAUSSIAN == 2:
+                gain = tl.trans(
+                    gains(
+                        tl.full((BM, BN), 1.0, dtype=tl.float32), SEED, lead, i, first, position, n, dropout, window,
+                        DROP, GAUSSIAN, BN,
+                    )
+                )  # fmt: skip
+            read = tl.where(m_in[None, :] & (pick[None, :] == n[:, None]), 1.0, 0.0) * gain
             if CHOICE == 0 or LEARNS:
                 lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
                 delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
                 shared = largest(AMAX + lead * NQ, m, m_in, SHARE) + u_top <= SHARED_RANGE
                 s = scores(
-                    A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
-                    ACT, SHARE, HAS_BIAS, FAST, BM, BN,
+                    U, A, EU, EA, W, BIAS, n, m, n_in, m_in, shared, sud, sun, sad, sam, sbn, sbm, slope, D,
+                    ACT, SHARE, HAS_BIAS, FAST, PADDED, BN, BM,
                 )  # fmt: skip
-                soft, px, g = _gradient_of_scores(
-                    s, do, v, ok, lse, delta, SEED, lead, i, n, first, position, rate, window, dropout,
-                    NOISE, GAUSSIAN, DROP, PRECISION, BM, BN,
-                )  # fmt: skip
-                tl.store(EXCESS + (lead * tl.num_programs(0) + tl.program_id(0)) * NQ + m, tl.sum(g, 1), mask=m_in)
+                x = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+                if NOISE:
+                    s += tl.trans(noise_of(SEED, lead, i, first, rate, BN))
+                if GAUSSIAN == 1:
+                    s += log_gaussian(position[None, :], n[:, None], window)
+                soft, px, g = _gradient_of_scores(s, x, gain, ok, lse[None, :], delta[None, :])
+                tl.store(EXCESS + (lead * tl.num_programs(0) + tl.program_id(0)) * NQ + m, tl.sum(g, 0), mask=m_in)
                 add_gradients(
-                    g, A, U, EA, EU, W, DU, W, m, n, m_in, n_in, shared, sad, sam, sud, sun, std, stt, slope, D,
-                    ACT, SHARE, FAST, 0, False,
+                    g, U, A, EU, EA, W, DU, DU, n, m, n_in, m_in, shared, sud, sun, sad, sam, std, stt, slope, D,
+                    ACT, SHARE, FAST, PADDED, False,
                 )  # fmt: skip
-            if CHOICE == 0 and not LOCAL:
-                read = soft
-            else:
-                if DROP or GAUSSIAN == 2:
-                    read = gains(read, SEED, lead, i, first, position, n, dropout, window, DROP, GAUSSIAN, BN)
                 if CHOICE == 0:
                     read += soft
-            dv = tl.dot(tl.trans(read), do, dv, input_precision=PRECISION)
+            dv = tl.dot(read, do, dv, input_precision=PRECISION)
     columns = n_in[:, None] & (c[None, :] < DV)
     tl.store(DV_OUT + (lead * N + n[:, None]) * DV + c[None, :], dv.to(DV_OUT.dtype.element_ty), mask=columns)
 
@@ -254,23 +255,22 @@ def backward(
     """Add to the gradients of a and u, and write that of v, unless `skip` is nonzero.
 
     Gives those of w (L, D), of the bias (L, Nq, N) and of the positions (L, Nq), where there are any.
-    The first two of `into` have the shape of a and u, in float32, with as many hidden units as the operands; the third is
-    contiguous.
+    The first two of `into` have the shape of the operands a and u, with their room, in float32; the third is contiguous.
     """
     length, dv = x.a.shape[0], v.shape[-1]
     align = given.align
     mask, sml, smm, smn = mask_arguments(given.mask, x.w)
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
-    tile = blocks(dv, True, given.is_plain)
+    tile = blocks(dv, True)
     da, du, dvalue = into
     grid_q, grid_k = triton.cdiv(x.nq, tile["BM"]), triton.cdiv(x.n, tile["BN"])
     width = x.w.shape[-1]
-    dw = torch.zeros(length, grid_q, width, device=v.device)
+    dw = torch.zeros_like(da)
     dbias = torch.zeros(length, x.nq, x.n, device=v.device) if wants_bias else None
     dposition = None if align.gaussian == FLAT else torch.zeros(length, x.nq, device=v.device)
     order = align.order(x.n)
     excess = torch.zeros(length, grid_k, x.nq, device=v.device)
-    flags = {"ACT": x.code, "SHARE": x.share, **given.flags(), **arithmetic(v), "GUARDED": skip is not None}
+    flags = {**x.flags(), **given.flags(), **arithmetic(v), "GUARDED": skip is not None}
     rows = (da, dw, dw if dbias is None else dbias, dw if dposition is None else dposition)
     launches: list[tuple[Any, int, tuple[Tensor, ...], Tensor, dict[str, bool]]] = [
         (key_grad_kernel, grid_k, (du, dvalue), du, {})

@@ -25,6 +25,7 @@ from regard.ops.triton.additive_tile import (
     add_gradients,
     arithmetic,
     largest,
+    nothing,
     scores,
     supports,
 )
@@ -33,6 +34,8 @@ __all__ = ["gradients", "panel", "supports"]
 
 # Programs of a launch that keep a large device busy: a side with fewer blocks of tokens is cut into parts.
 PROGRAMS = 512
+# Tokens of either side in a tile.
+BLOCK = 64
 # Hidden units summed before the sum is added to the others, an even number: a chain of hundreds of additions would round too much.
 GROUP = tl.constexpr(64)
 
@@ -40,7 +43,7 @@ GROUP = tl.constexpr(64)
 @triton.jit(do_not_specialize=("NQ", "N", "D"))
 def panel_kernel(
     A, U, EA, EU, AMAX, UMAX, W, E, sal, sad, sam, sul, sud, sun, swl, slope, NQ, N, D,
-    ACT: tl.constexpr, SHARE: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """One tile of scores."""
     lead = tl.program_id(1).to(tl.int64)
@@ -55,7 +58,7 @@ def panel_kernel(
         at_a, at_u = lead * sal + d * sad, lead * sul + d * sud
         s += scores(
             A + at_a, U + at_u, EA + at_a, EU + at_u, W + lead * swl + d, W, m, n, m_in, n_in, shared,
-            sad, sam, sud, sun, 0, 0, slope, tl.minimum(D - d, GROUP), ACT, SHARE, False, FAST, BM, BN,
+            sad, sam, sud, sun, 0, 0, slope, tl.minimum(D - d, GROUP), ACT, SHARE, False, FAST, PADDED, BM, BN,
         )  # fmt: skip
     tl.store(E + (lead * NQ + m[:, None]) * N + n[None, :], s, mask=m_in[:, None] & n_in[None, :])
 
@@ -63,34 +66,38 @@ def panel_kernel(
 @triton.jit(do_not_specialize=("NQ", "N", "D", "PARTS"))
 def side_kernel(
     A, U, EA, EU, AMAX, UMAX, W, G, DX, DW, sal, sad, sam, sul, sud, sun, swl, sgl, sgm, sgn, slope, NQ, N, D, PARTS,
-    ACT: tl.constexpr, SHARE: tl.constexpr, FAST: tl.constexpr, KEYS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, FAST: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of some keys, or of some queries and w, (D, tokens) and (D), from a part of the tokens of the other side."""
+    """Gradients of some keys, or of some queries and their parts of w's, (D, tokens), from a part of the tokens of the other side."""
     block, part, lead = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    A += lead * sal
-    EA += lead * sal
-    U += lead * sul
-    EU += lead * sul
+    R, C, ER, EC, RMAX, CMAX, rows, columns = A, U, EA, EU, AMAX, UMAX, NQ, N
+    srl, srd, srt, scl, scd, sct, sgr, sgc = sal, sad, sam, sul, sud, sun, sgm, sgn
+    if KEYS:
+        R, C, ER, EC, RMAX, CMAX, rows, columns = U, A, EU, EA, UMAX, AMAX, N, NQ
+        srl, srd, srt, scl, scd, sct, sgr, sgc = sul, sud, sun, sal, sad, sam, sgn, sgm
+    R += lead * srl
+    ER += lead * srl
+    C += lead * scl
+    EC += lead * scl
     W += lead * swl
     G += lead * sgl
-    count, tiles = NQ, tl.cdiv(N, BN)
-    if KEYS:
-        count, tiles = N, tl.cdiv(NQ, BM)
-    DX += (lead * PARTS + part) * D * count
-    DW += ((lead * PARTS + part) * tl.num_programs(0) + block) * D
+    # Of the same room as the tokens.
+    DX += (lead * PARTS + part) * srl
+    DW += (lead * PARTS + part) * srl
+    r = block * BLOCK + tl.arange(0, BLOCK)
+    r_in = r < rows
+    r_top = largest(RMAX + lead * rows, r, r_in, SHARE)
+    tiles = tl.cdiv(columns, BLOCK)
     each = tl.cdiv(tiles, PARTS)
     for k in range(part * each, tl.minimum(tiles, part * each + each)):
-        m_block, n_block = block, k
-        if KEYS:
-            m_block, n_block = k, block
-        m, n = m_block * BM + tl.arange(0, BM), n_block * BN + tl.arange(0, BN)
-        m_in, n_in = m < NQ, n < N
-        at = m[:, None].to(tl.int64) * sgm + n[None, :].to(tl.int64) * sgn
-        g = tl.load(G + at, mask=m_in[:, None] & n_in[None, :], other=0.0).to(tl.float32)
-        shared = largest(AMAX + lead * NQ, m, m_in, SHARE) + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
+        c = k * BLOCK + tl.arange(0, BLOCK)
+        c_in = c < columns
+        at = r[:, None].to(tl.int64) * sgr + c[None, :].to(tl.int64) * sgc
+        g = nothing(BLOCK, BLOCK) + tl.load(G + at, mask=r_in[:, None] & c_in[None, :], other=0.0).to(tl.float32)
+        shared = r_top + largest(CMAX + lead * columns, c, c_in, SHARE) <= SHARED_RANGE
         add_gradients(
-            g, A, U, EA, EU, W, DX, DW, m, n, m_in, n_in, shared, sad, sam, sud, sun, count, 1, slope, D,
-            ACT, SHARE, FAST, 0 if KEYS else 1, not KEYS,
+            g, R, C, ER, EC, W, DX, DW, r, c, r_in, c_in, shared, srd, srt, scd, sct, srd, srt, slope, D,
+            ACT, SHARE, FAST, PADDED, not KEYS,
         )  # fmt: skip
 
 
@@ -98,11 +105,10 @@ def panel(a: Tensor, u: Tensor, w: Tensor, act: str) -> Tensor:
     """Scores (L, Nq, N) in float32 of a (L, Nq, D), u (L, N, D) and w (L or 1, D)."""
     x = Exact(a, u, w, act, prepare=True)
     e = torch.empty(len(a), x.nq, x.n, dtype=torch.float32, device=a.device)
-    # With fewer warps a tile and its two sums do not fit into registers.
-    block = {"BM": 64, "BN": 128, "num_warps": 8}
-    panel_kernel[(triton.cdiv(x.nq, block["BM"]) * triton.cdiv(x.n, block["BN"]), len(a))](
-        *x.operands(), e, *x.strides(), x.slope, x.nq, x.n, x.w.shape[-1], **_known(x), **block
-    )
+    panel_kernel[(triton.cdiv(x.nq, BLOCK) * triton.cdiv(x.n, BLOCK), len(a))](
+        *x.operands(), e, *x.strides(), x.slope, x.nq, x.n, x.w.shape[-1],
+        **x.flags(), FAST=arithmetic(e)["FAST"], BM=BLOCK, BN=BLOCK, num_warps=4,
+    )  # fmt: skip
     return e
 
 
@@ -116,19 +122,14 @@ def gradients(g: Tensor, a: Tensor, u: Tensor, w: Tensor, act: str) -> tuple[Ten
 
 def _side(x: Exact, g: Tensor, keys: bool) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens of one side, and, beside those of the queries, of w."""
-    block, length, width = 64, len(x.a), x.w.shape[-1]
-    own, other = (x.n, x.nq) if keys else (x.nq, x.n)
-    blocks = triton.cdiv(own, block)
-    parts = max(1, min(triton.cdiv(other, block), PROGRAMS // (blocks * length)))
-    dx = torch.zeros(length, parts, width, own, device=g.device)
-    dw = torch.zeros(length, 1 if keys else parts * blocks, width, device=g.device)
+    length = len(x.a)
+    own, other, like = (x.n, x.nq, x.u) if keys else (x.nq, x.n, x.a)
+    blocks = triton.cdiv(own, BLOCK)
+    parts = max(1, min(triton.cdiv(other, BLOCK), PROGRAMS // (blocks * length)))
+    dx = torch.zeros(length, parts, *like.mT.shape[1:], device=g.device)
+    dw = dx if keys else torch.zeros_like(dx)
     side_kernel[(blocks, parts, length)](
-        *x.operands(), g, dx, dw, *x.strides(), *g.stride(), x.slope, x.nq, x.n, width, parts,
-        # The queries' program also sums up w: with fewer warps its tile does not fit into registers.
-        **_known(x), KEYS=keys, BM=block, BN=block, num_warps=4 if keys else 8,
+        *x.operands(), g, dx, dw, *x.strides(), *g.stride(), x.slope, x.nq, x.n, x.w.shape[-1], parts,
+        **x.flags(), FAST=arithmetic(g)["FAST"], KEYS=keys, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
-    return dx.sum(1).mT[..., : x.width], dw.sum(1)[:, : x.width]
-
-
-def _known(x: Exact) -> dict[str, object]:
-    return {"ACT": x.code, "SHARE": x.share, "FAST": arithmetic(x.w)["FAST"]}
+    return dx.sum(1).mT[:, :own, : x.width], dw.sum((1, 3))[:, : x.width]

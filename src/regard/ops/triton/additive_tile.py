@@ -5,6 +5,11 @@ $$s_{ij} = \sum_d w_d\, \mathrm{act}(a_{id} + u_{jd}) + b_{ij}$$
 For tanh, $\tanh(a+u) = 1 - 2r$ with $r = 1/(1 + e^{2a} e^{2u})$: the exponentials are per token, and two hidden units share a
 reciprocal, $w_1/x_1 + w_2/x_2 = (w_1 x_2 + w_2 x_1)/(x_1 x_2)$. A tile in which that could overflow computes each pair's own
 exponential instead.
+
+Scores are symmetric in a and u: the rows of a tile are the tokens that a program owns, queries or keys, its columns those of the other side.
+What is summed along rows then stays within four threads. A pair of hidden units takes six additions and products and one
+reciprocal for each pair of tokens, and everything else in the loop over units is kept small beside that: room behind the last token instead
+of a mask for every load, and the layout of a matrix product, in which a thread holds two rows and reads the columns two at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +30,9 @@ SIZES = ("NQ", "N", "D", "DV", "sml", "smm", "sbl", "sbm", "spl", "first_query")
 
 # Two reciprocals are shared while |a| + |u| stays below this: (1 + e^42)^2 is still a float32.
 SHARED_RANGE = tl.constexpr(21.0)
+
+# Tokens of the widest tile; tokens that are laid out have room for a multiple of it.
+WIDEST_TILE = 128
 
 
 def supports(act: str) -> bool:
@@ -72,49 +80,50 @@ def activate(z, ACT: tl.constexpr, slope):
 
 
 @triton.jit
+def unit_of(X, d, at, within, s_unit, s_token, PADDED: tl.constexpr):
+    """A hidden unit of some tokens."""
+    if PADDED:
+        return tl.load(X + d * s_unit + at * s_token)
+    return tl.load(X + d * s_unit + at * s_token, mask=within, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def nothing(BR: tl.constexpr, BC: tl.constexpr):
+    """Zeros in the layout of a product, which everything that is added to them then has, too."""
+    return tl.dot(tl.zeros((BR, 16), dtype=tl.float32), tl.zeros((16, BC), dtype=tl.float32))
+
+
+@triton.jit
 def _sum_of_units(
-    A,
-    U,
-    W,
-    m,
-    n,
-    m_in,
-    n_in,
-    sad,
-    sam,
-    sud,
-    sun,
-    shared: tl.constexpr,
-    slope,
-    D,
-    ACT: tl.constexpr,
-    FAST: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
-    """Scores of a tile. For tanh and sigmoid A and U hold exponentials while `shared`, raw sums otherwise."""
-    s = tl.zeros((BM, BN), dtype=tl.float32)
+    R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, shared: tl.constexpr, slope, D,
+    ACT: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile. For tanh and sigmoid R and C hold exponentials while `shared`, raw sums otherwise."""
+    s = nothing(BR, BC)
     if shared:
         total = 0.0
         for d in range(0, D, 2):
             w1, w2 = tl.load(W + d), tl.load(W + d + 1)
-            a1 = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0)
-            a2 = tl.load(A + (d + 1) * sad + m * sam, mask=m_in, other=0.0)
-            u1 = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0)
-            u2 = tl.load(U + (d + 1) * sud + n * sun, mask=n_in, other=0.0)
-            x1 = 1.0 + a1[:, None] * u1[None, :]
-            x2 = 1.0 + a2[:, None] * u2[None, :]
+            x1, x2 = two_denominators(R, C, d, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
             s += (w1 * x2 + w2 * x1) * _reciprocal(x1 * x2, FAST)
             total += w1 + w2
         s = total - (2.0 if ACT == 0 else 1.0) * s
     else:
         for d in range(0, D):
             w = tl.load(W + d)
-            a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
-            u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
-            h, g = activate(a[:, None] + u[None, :], ACT, slope)
+            row = unit_of(R, d, r, r_in, srd, srt, PADDED)
+            column = unit_of(C, d, c, c_in, scd, sct, PADDED)
+            h, g = activate(row[:, None] + column[None, :], ACT, slope)
             s += w * h
     return s
+
+
+@triton.jit
+def two_denominators(ER, EC, d, r, c, r_in, c_in, srd, srt, scd, sct, PADDED: tl.constexpr):
+    """1 + e^2a e^2u of two hidden units."""
+    r1, r2 = unit_of(ER, d, r, r_in, srd, srt, PADDED), unit_of(ER, d + 1, r, r_in, srd, srt, PADDED)
+    c1, c2 = unit_of(EC, d, c, c_in, scd, sct, PADDED), unit_of(EC, d + 1, c, c_in, scd, sct, PADDED)
+    return 1.0 + r1[:, None] * c1[None, :], 1.0 + r2[:, None] * c2[None, :]
 
 
 @triton.jit
@@ -127,105 +136,111 @@ def largest(TOP, at, inside, SHARE: tl.constexpr):
 
 @triton.jit
 def scores(
-    A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
-    ACT: tl.constexpr, SHARE: tl.constexpr, HAS_BIAS: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    R, C, ER, EC, W, BIAS, r, c, r_in, c_in, shared, srd, srt, scd, sct, sbr, sbc, slope, D,
+    ACT: tl.constexpr, SHARE: tl.constexpr, HAS_BIAS: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Scores of a tile, bias included."""
     if SHARE and shared:
-        s = _sum_of_units(EA, EU, W, m, n, m_in, n_in, sad, sam, sud, sun, True, slope, D, ACT, FAST, BM, BN)
+        s = _sum_of_units(ER, EC, W, r, c, r_in, c_in, srd, srt, scd, sct, True, slope, D, ACT, FAST, PADDED, BR, BC)
     else:
-        s = _sum_of_units(A, U, W, m, n, m_in, n_in, sad, sam, sud, sun, False, slope, D, ACT, FAST, BM, BN)
+        s = _sum_of_units(R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, False, slope, D, ACT, FAST, PADDED, BR, BC)
     if HAS_BIAS:
-        s += tl.load(BIAS + m[:, None] * sbm + n[None, :] * sbn, mask=m_in[:, None] & n_in[None, :], other=0.0)
+        s += tl.load(BIAS + r[:, None] * sbr + c[None, :] * sbc, mask=r_in[:, None] & c_in[None, :], other=0.0)
     return s
 
 
 @triton.jit
 def allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr):
-    ok = m_in[:, None] & n_in[None, :]
+    """Which pairs of a tile are allowed, queries along its rows."""
+    return pairs(MASK, m[:, None], n[None, :], m_in[:, None], n_in[None, :], smm, smn, offset, CAUSAL, HAS_MASK)
+
+
+@triton.jit
+def pairs(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr):
+    """Which pairs of a tile are allowed; m and n broadcast, whichever is along its rows."""
+    ok = m_in & n_in
     if CAUSAL:
-        ok = ok & (n[None, :] <= m[:, None] + offset)
+        ok = ok & (n <= m + offset)
     if HAS_MASK:
-        ok = ok & (tl.load(MASK + m[:, None] * smm + n[None, :] * smn, mask=ok, other=0) != 0)
+        ok = ok & (tl.load(MASK + m * smm + n * smn, mask=ok, other=0) != 0)
     return ok
 
 
 @triton.jit
-def queries(ORDER, slot, inside, ORDERED: tl.constexpr):
-    """The queries in some places of the order they are taken in."""
+def queries(ORDER, slot, NQ, ORDERED: tl.constexpr):
+    """The queries in some places of the order they are taken in; behind the last one, where nobody stands."""
     if ORDERED:
-        return tl.load(ORDER + slot, mask=inside, other=0)
+        return tl.load(ORDER + slot, mask=slot < NQ, other=NQ)
     return slot
 
 
 @triton.jit
-def two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST: tl.constexpr):
-    """Reciprocals of two hidden units from one division."""
-    a1 = tl.load(EA + d * sad + m * sam, mask=m_in, other=0.0)
-    a2 = tl.load(EA + (d + 1) * sad + m * sam, mask=m_in, other=0.0)
-    u1 = tl.load(EU + d * sud + n * sun, mask=n_in, other=0.0)
-    u2 = tl.load(EU + (d + 1) * sud + n * sun, mask=n_in, other=0.0)
-    x1 = 1.0 + a1[:, None] * u1[None, :]
-    x2 = 1.0 + a2[:, None] * u2[None, :]
-    inverse = _reciprocal(x1 * x2, FAST)
-    return x2 * inverse, x1 * inverse
+def _add(X, x, within, PADDED: tl.constexpr):
+    """Add to what stands in places that no other program has."""
+    if PADDED:
+        tl.store(X, tl.load(X) + x)
+    else:
+        tl.store(X, tl.load(X, mask=within) + x, mask=within)
 
 
 @triton.jit
 def add_gradients(
-    g, A, U, EA, EU, W, DX, DW, m, n, m_in, n_in, shared, sad, sam, sud, sun, std, stt, slope, D,
-    ACT: tl.constexpr, SHARE: tl.constexpr, FAST: tl.constexpr, OVER: tl.constexpr, WITH_W: tl.constexpr,
+    g, R, C, ER, EC, W, DX, DW, r, c, r_in, c_in, shared, srd, srt, scd, sct, std, stt, slope, D,
+    ACT: tl.constexpr, SHARE: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, WITH_W: tl.constexpr,
 ):  # fmt: skip
-    """Add what a tile of G gives to the tokens that a program owns: summed over keys (OVER = 1) to queries, over queries (0) to keys.
-
-    WITH_W adds to the gradient of w, too.
-    """
-    own, own_in = n, n_in
-    if OVER == 1:
-        own, own_in = m, m_in
-    DX += own * stt
+    """Add what a tile of G gives to the tokens along its rows, (hidden unit, token); WITH_W, also their part of the gradient of w."""
+    DX += r * stt
+    DW += r * stt
     if SHARE and shared:
         gain = 4.0 if ACT == 0 else 1.0
         back = 2.0 if ACT == 0 else 1.0
+        whole = tl.sum(g, 1)
         for d in range(0, D, 2):
             w1, w2 = tl.load(W + d), tl.load(W + d + 1)
-            r1, r2 = two_slopes(EA, EU, d, m, n, m_in, n_in, sad, sam, sud, sun, FAST)
+            x1, x2 = two_denominators(ER, EC, d, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
+            # The reciprocals of two from one division.
+            inverse = _reciprocal(x1 * x2, FAST)
+            r1, r2 = x2 * inverse, x1 * inverse
             g1, g2 = g * r1, g * r2
-            at1, at2 = DX + d * std, DX + (d + 1) * std
-            tl.store(at1, tl.load(at1, mask=own_in) + gain * w1 * tl.sum(g1 - g1 * r1, OVER), mask=own_in)
-            tl.store(at2, tl.load(at2, mask=own_in) + gain * w2 * tl.sum(g2 - g2 * r2, OVER), mask=own_in)
+            # Joined, since sums of rows pass through shared memory on their way out.
+            sums = tl.join(gain * w1 * tl.sum(g1 - g1 * r1, 1), gain * w2 * tl.sum(g2 - g2 * r2, 1))
+            unit = (d + tl.arange(0, 2)[None, :]) * std
+            to = DX[:, None] + unit
             if WITH_W:
-                tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g - back * g1, 1), 0))
-                tl.store(DW + d + 1, tl.load(DW + d + 1) + tl.sum(tl.sum(g - back * g2, 1), 0))
+                sums = tl.join(sums, tl.join(whole - back * tl.sum(g1, 1), whole - back * tl.sum(g2, 1)))
+                of_w = tl.arange(0, 2)[None, None, :] == 1
+                to = tl.where(of_w, (DW[:, None] + unit)[:, :, None], to[:, :, None])
+                _add(to, sums, r_in[:, None, None], PADDED)
+            else:
+                _add(to, sums, r_in[:, None], PADDED)
     else:
         for d in range(0, D):
             w = tl.load(W + d)
-            a = tl.load(A + d * sad + m * sam, mask=m_in, other=0.0).to(tl.float32)
-            u = tl.load(U + d * sud + n * sun, mask=n_in, other=0.0).to(tl.float32)
-            h, t = activate(a[:, None] + u[None, :], ACT, slope)
-            at = DX + d * std
-            tl.store(at, tl.load(at, mask=own_in) + w * tl.sum(g * t, OVER), mask=own_in)
+            row = unit_of(R, d, r, r_in, srd, srt, PADDED)
+            column = unit_of(C, d, c, c_in, scd, sct, PADDED)
+            h, t = activate(row[:, None] + column[None, :], ACT, slope)
+            _add(DX + d * std, w * tl.sum(g * t, 1), r_in, PADDED)
             if WITH_W:
-                tl.store(DW + d, tl.load(DW + d) + tl.sum(tl.sum(g * h, 1), 0))
+                _add(DW + d * std, tl.sum(g * h, 1), r_in, PADDED)
 
 
-@triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "rate"))
+@triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "ROOM_Q", "ROOM", "rate"))
 def layout_kernel(
-    A, U, TA, TU, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, rate,
+    A, U, TA, TU, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, ROOM_Q, ROOM, rate,
     SHARE: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Some tokens of either side, hidden unit first, in float32; their exponentials, and the largest magnitude of each token."""
     block, lead = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    split = tl.cdiv(NQ, BR)
-    X, T, E, TOP, count = A, TA, EA, ATOP, NQ
+    split = tl.cdiv(ROOM_Q, BR)
+    X, T, E, TOP, count, room = A, TA, EA, ATOP, NQ, ROOM_Q
     if block >= split:
-        X, T, E, TOP, count, block = U, TU, EU, UTOP, N, block - split
+        X, T, E, TOP, count, room, block = U, TU, EU, UTOP, N, ROOM, block - split
     r = block * BR + tl.arange(0, BR)
     d = tl.arange(0, BD)
     inside = (r[:, None] < count) & (d[None, :] < D)
     x = tl.load(X + (lead * count + r[:, None]) * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    at = (lead * WIDE + d[None, :]) * count + r[:, None]
-    inside = (r[:, None] < count) & (d[None, :] < WIDE)
+    at = (lead * WIDE + d[None, :]) * room + r[:, None]
+    inside = (r[:, None] < room) & (d[None, :] < WIDE)
     tl.store(T + at, x, mask=inside)
     if SHARE:
         tl.store(E + at, tl.exp(x * rate), mask=inside)
@@ -237,13 +252,15 @@ def layout_kernel(
 class Exact:
     """Operands of one call, (L, N, D) and w (L or 1, D).
 
-    `prepare` lays them out for speed: hidden unit first, so that a tile reads contiguous tokens, with the exponentials that
-    share reciprocals. Without it they are read as they are, for a fallback that should cost nothing when it is not taken.
+    `prepare` lays them out for speed: hidden unit first, so that a tile reads contiguous tokens, with room for whole tiles behind the
+    last one (`padded`), and with the exponentials that share reciprocals. Without it they are read as they are, for a fallback that should
+    cost nothing when it is not taken.
     """
 
     def __init__(self, a: Tensor, u: Tensor, w: Tensor, act: str, prepare: bool) -> None:
         self.code, self.slope, _ = code_of(act)
         self.width, self.nq, self.n = a.shape[-1], a.shape[1], u.shape[1]
+        self.padded = prepare
         self.share = prepare and self.code in (TANH, SIGMOID)
         pad = self.width % 2 if prepare else 0
         self.a, self.u = a, u
@@ -256,13 +273,14 @@ class Exact:
         # Some tokens of all hidden units at once, as many as fit into registers.
         length, padded = a.shape[0], triton.next_power_of_2(wide)
         block = max(1, min(32, 8192 // padded))
-        self.a, self.u = (torch.empty(length, wide, x.shape[1], device=a.device).mT for x in (a, u))
+        rooms = [-(-x.shape[1] // WIDEST_TILE) * WIDEST_TILE for x in (a, u)]
+        self.a, self.u = (torch.empty(length, wide, room, device=a.device).mT for room in rooms)
         self.ea, self.eu = (torch.empty_like(x) if self.share else x for x in (self.a, self.u))
         if self.share:
             self.a_top, self.u_top = (torch.empty(length, x.shape[1], device=a.device) for x in (a, u))
-        layout_kernel[(triton.cdiv(self.nq, block) + triton.cdiv(self.n, block), length)](
+        layout_kernel[(sum(triton.cdiv(room, block) for room in rooms), length)](
             a.contiguous(), u.contiguous(), self.a, self.u, self.ea, self.eu, self.a_top, self.u_top,
-            self.nq, self.n, self.width, wide, 2.0 if self.code == TANH else 1.0,
+            self.nq, self.n, self.width, wide, *rooms, 2.0 if self.code == TANH else 1.0,
             SHARE=self.share, BR=block, BD=padded,
         )  # fmt: skip
 
@@ -276,6 +294,10 @@ class Exact:
             self.w.stride(0) if self.w.shape[0] > 1 else 0,
         )
 
+    def flags(self) -> dict[str, bool | int]:
+        """What kernels know of the operands at compile time."""
+        return {"ACT": self.code, "SHARE": self.share, "PADDED": self.padded}
+
 
 def mask_arguments(mask: Tensor | None, like: Tensor) -> tuple[Tensor, int, int, int]:
     """A mask (L or 1, Nq or 1, N or 1) of bytes with strides of 0 where it broadcasts."""
@@ -285,15 +307,15 @@ def mask_arguments(mask: Tensor | None, like: Tensor) -> tuple[Tensor, int, int,
     return mask, strides[0], strides[1], strides[2]
 
 
-def blocks(dv: int, backward: bool, plain: bool) -> dict[str, int]:
+def blocks(dv: int, backward: bool) -> dict[str, int]:
     """Tile sizes and warps.
 
+    A side of a tile has fewer tokens than the program has threads, so that a thread may load those it needs without asking others.
     Three tf32 passes hold every operand of a product twice, as what a tf32 can hold and as the rest. With values of 128 columns a second
-    stage of them no longer fits into the shared memory of a processor (227 KiB on Hopper), with 256 not even half as many keys. What an
-    alignment adds to a tile takes registers: half as many keys then.
+    stage of them no longer fits into the shared memory of a processor (227 KiB on Hopper), with 256 not even half as many keys.
     """
     wide = max(16, triton.next_power_of_2(dv))
-    m, n, warps = 64, 64 if backward or not plain else 128, 4
+    m, n, warps = 64, 64, 4
     if wide > 128:
         n, warps = 32 if backward else 64, 8
     return {"BM": m, "BN": n, "BV": wide, "num_warps": warps, "num_stages": 2 if wide <= 64 else 1}
@@ -313,11 +335,6 @@ class Conditions:
     bias: Tensor | None = None  # float32, (L or 1, Nq or 1, N or 1)
     causal: bool = False  # the last query is aligned with the last key
     align: Align = field(default_factory=Align)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a softmax over the allowed keys is all there is."""
-        return self.bias is None and self.align.is_plain
 
     def flags(self) -> dict[str, bool | int]:
         return {

@@ -106,7 +106,7 @@ def _gradients(
             exact, v, given, lse, pick, do, delta, None, (da, du, dv), wants_bias
         )
         dw = dw if w.shape[0] > 1 else dw.sum(0, keepdim=True)
-        da, du = da[..., : exact.width], du[..., : exact.width]
+        da, du = da[:, : exact.nq, : exact.width], du[:, : exact.n, : exact.width]
     if dbias is not None:
         assert given.bias is not None
         dbias = dbias.sum_to_size(given.bias.shape)

@@ -23,6 +23,7 @@ from regard.ops.triton.additive_tile import (
     arithmetic,
     largest,
     mask_arguments,
+    pairs,
     scores,
 )
 from regard.ops.triton.summary_tile import (
@@ -39,7 +40,7 @@ from regard.ops.triton.summary_tile import (
 )
 
 # Queries and keys of a tile as in the forward of a softmax (keys and queries where a program owns keys).
-TILE = {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 1}
+TILE = {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 1}
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def rows_kernel(
     A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, REGION, LSE, ENTROPIES, PLACES, ON, LARGEST, SKIP,
     sal, sad, sam, sul, sud, sun, swl, sml, smm, smn, sbl, sbm, sbn, srl,
     slope, NQ, N, D, K,
-    ACT: tl.constexpr, SHARE: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     ENTROPY: tl.constexpr, PLACE: tl.constexpr, HAS_REGION: tl.constexpr, TOPS: tl.constexpr, GUARDED: tl.constexpr,
     FAST: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +84,7 @@ def rows_kernel(
             shared = a_top + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
             s = scores(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
-                ACT, SHARE, HAS_BIAS, FAST, BM, BN,
+                ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
             )  # fmt: skip
             s = tl.where(ok, s * LOG2E, float("-inf"))
             top, mass, spread, place, on, highest = add_tile(
@@ -105,7 +106,7 @@ def keys_kernel(
     A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, LSE, RECEIVED, SKIP,
     sal, sad, sam, sul, sud, sun, swl, sml, smm, smn, sbl, sbm, sbn,
     slope, NQ, N, D,
-    ACT: tl.constexpr, SHARE: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, GUARDED: tl.constexpr,
+    ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, GUARDED: tl.constexpr,
     FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """What BM keys receive: scores are symmetric in a and u, so keys are the rows of a tile here and queries its columns."""
@@ -135,11 +136,10 @@ def keys_kernel(
         shared = u_top + largest(AMAX + lead * NQ, m, m_in, SHARE) <= SHARED_RANGE
         s = scores(
             U, A, EU, EA, W, BIAS, n, m, n_in, m_in, shared, sud, sun, sad, sam, sbn, sbm, slope, D,
-            ACT, SHARE, HAS_BIAS, FAST, BM, BN,
+            ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
         )  # fmt: skip
-        ok = allowed(MASK, n, m, n_in, m_in & (lse != float("-inf")), smn, smm, 0, False, HAS_MASK)
-        if CAUSAL:
-            ok = ok & (n[:, None] <= m[None, :] + offset)
+        attends = m_in & (lse != float("-inf"))
+        ok = pairs(MASK, m[None, :], n[:, None], attends[None, :], n_in[:, None], smm, smn, offset, CAUSAL, HAS_MASK)
         p = tl.exp2((s - tl.where(lse == float("-inf"), 0.0, lse)[None, :]) * LOG2E)
         received += tl.sum(tl.where(ok, p, 0.0), 1)
     tl.store(RECEIVED + lead * N + n, received, mask=n_in)
@@ -182,15 +182,13 @@ def _write(
     mask, *mask_strides = mask_arguments(given.mask, x.w)
     bias, *bias_strides = mask_arguments(given.bias, x.w)
     common = {
-        "ACT": x.code,
-        "SHARE": x.share,
+        **x.flags(),
         "FAST": arithmetic(x.w)["FAST"],
         "CAUSAL": given.causal,
         "HAS_MASK": given.mask is not None,
         "HAS_BIAS": given.bias is not None,
         "GUARDED": skip is not None,
-        # A mask, a bias and many slots take registers.
-        **(TILE if given.mask is None and given.bias is None and k <= 8 else {**TILE, "BN": 64}),
+        **TILE,
     }
     inside, inside_stride = region_arguments(region, x.w)
     stop = x.w if skip is None else skip
