@@ -42,7 +42,7 @@ from regard.ops.triton.align import ALL, FLAT, gains, inside, log_gaussian, log_
 
 @triton.jit
 def _gradient_of_scores(s, x, gain, ok, lse, delta):
-    """r P, P x and G of a tile of scores; x is do · v, gain r, and lse and delta are along the queries of the tile."""
+    """What is read (r P), P x and G of a tile of scores; x is do · v, gain r, and lse and delta are along the queries of the tile."""
     alive = lse > float("-inf")
     ok = ok & alive
     p = tl.where(ok, tl.exp(s - tl.where(alive, lse, 0.0)), 0.0)
