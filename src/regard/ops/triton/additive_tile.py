@@ -102,11 +102,14 @@ def _sum_of_units(
     s = nothing(BR, BC)
     if shared:
         total = 0.0
+        r1, r2, c1, c2, w1, w2 = two_units(R, C, W, 0, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
         for d in range(0, D, 2):
-            w1, w2 = tl.load(W + d), tl.load(W + d + 1)
-            x1, x2 = two_denominators(R, C, d, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
-            s += (w1 * x2 + w2 * x1) * _reciprocal(x1 * x2, FAST)
+            x1, x2 = 1.0 + r1[:, None] * c1[None, :], 1.0 + r2[:, None] * c2[None, :]
+            above = w1 * x2 + w2 * x1
             total += w1 + w2
+            ahead = tl.minimum(d + 2, D - 2)
+            r1, r2, c1, c2, w1, w2 = two_units(R, C, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
+            s += above * _reciprocal(x1 * x2, FAST)
         s = total - (2.0 if ACT == 0 else 1.0) * s
     else:
         for d in range(0, D):
@@ -119,11 +122,11 @@ def _sum_of_units(
 
 
 @triton.jit
-def two_denominators(ER, EC, d, r, c, r_in, c_in, srd, srt, scd, sct, PADDED: tl.constexpr):
-    """1 + e^2a e^2u of two hidden units."""
+def two_units(ER, EC, W, d, r, c, r_in, c_in, srd, srt, scd, sct, PADDED: tl.constexpr):
+    """Exponentials and weights of two hidden units. Loops ask for the next two while they work on these: they come from afar."""
     r1, r2 = unit_of(ER, d, r, r_in, srd, srt, PADDED), unit_of(ER, d + 1, r, r_in, srd, srt, PADDED)
     c1, c2 = unit_of(EC, d, c, c_in, scd, sct, PADDED), unit_of(EC, d + 1, c, c_in, scd, sct, PADDED)
-    return 1.0 + r1[:, None] * c1[None, :], 1.0 + r2[:, None] * c2[None, :]
+    return r1, r2, c1, c2, tl.load(W + d), tl.load(W + d + 1)
 
 
 @triton.jit
@@ -175,53 +178,56 @@ def queries(ORDER, slot, NQ, ORDERED: tl.constexpr):
 
 
 @triton.jit
-def _add(X, x, within, PADDED: tl.constexpr):
-    """Add to what stands in places that no other program has."""
-    if PADDED:
-        tl.store(X, tl.load(X) + x)
-    else:
-        tl.store(X, tl.load(X, mask=within) + x, mask=within)
-
-
-@triton.jit
 def add_gradients(
     g, R, C, ER, EC, W, DX, DW, r, c, r_in, c_in, shared, srd, srt, scd, sct, std, stt, slope, D,
     ACT: tl.constexpr, SHARE: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, WITH_W: tl.constexpr,
 ):  # fmt: skip
-    """Add what a tile of G gives to the tokens along its rows, (hidden unit, token); WITH_W, also their part of the gradient of w."""
+    """Add what a tile of G gives to the tokens along its rows, (hidden unit, token); WITH_W, also their part of the gradient of w.
+
+    No other program has these tokens. What stands there is asked for before the work that is added to it.
+    """
     DX += r * stt
     DW += r * stt
     if SHARE and shared:
         gain = 4.0 if ACT == 0 else 1.0
         back = 2.0 if ACT == 0 else 1.0
         whole = tl.sum(g, 1)
+        r1, r2, c1, c2, w1, w2 = two_units(ER, EC, W, 0, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
         for d in range(0, D, 2):
-            w1, w2 = tl.load(W + d), tl.load(W + d + 1)
-            x1, x2 = two_denominators(ER, EC, d, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
-            # The reciprocals of two from one division.
-            inverse = _reciprocal(x1 * x2, FAST)
-            r1, r2 = x2 * inverse, x1 * inverse
-            g1, g2 = g * r1, g * r2
-            # Joined, since sums of rows pass through shared memory on their way out.
-            sums = tl.join(gain * w1 * tl.sum(g1 - g1 * r1, 1), gain * w2 * tl.sum(g2 - g2 * r2, 1))
+            # Two units, and their share of w, at once: sums of rows pass through shared memory on their way out.
             unit = (d + tl.arange(0, 2)[None, :]) * std
             to = DX[:, None] + unit
+            within = r_in[:, None]
             if WITH_W:
-                sums = tl.join(sums, tl.join(whole - back * tl.sum(g1, 1), whole - back * tl.sum(g2, 1)))
-                of_w = tl.arange(0, 2)[None, None, :] == 1
-                to = tl.where(of_w, (DW[:, None] + unit)[:, :, None], to[:, :, None])
-                _add(to, sums, r_in[:, None, None], PADDED)
+                to = tl.where(tl.arange(0, 2)[None, None, :] == 0, to[:, :, None], (DW[:, None] + unit)[:, :, None])
+                within = r_in[:, None, None]
+            held = tl.load(to) if PADDED else tl.load(to, mask=within)
+            x1, x2 = 1.0 + r1[:, None] * c1[None, :], 1.0 + r2[:, None] * c2[None, :]
+            gain1, gain2 = gain * w1, gain * w2
+            ahead = tl.minimum(d + 2, D - 2)
+            r1, r2, c1, c2, w1, w2 = two_units(ER, EC, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
+            # The reciprocals of two from one division.
+            inverse = _reciprocal(x1 * x2, FAST)
+            s1, s2 = x2 * inverse, x1 * inverse
+            g1, g2 = g * s1, g * s2
+            more = tl.join(gain1 * tl.sum(g1 - g1 * s1, 1), gain2 * tl.sum(g2 - g2 * s2, 1))
+            if WITH_W:
+                more = tl.join(more, tl.join(whole - back * tl.sum(g1, 1), whole - back * tl.sum(g2, 1)))
+            if PADDED:
+                tl.store(to, held + more)
             else:
-                _add(to, sums, r_in[:, None], PADDED)
+                tl.store(to, held + more, mask=within)
     else:
         for d in range(0, D):
             w = tl.load(W + d)
             row = unit_of(R, d, r, r_in, srd, srt, PADDED)
             column = unit_of(C, d, c, c_in, scd, sct, PADDED)
             h, t = activate(row[:, None] + column[None, :], ACT, slope)
-            _add(DX + d * std, w * tl.sum(g * t, 1), r_in, PADDED)
+            to = DX + d * std
+            tl.store(to, tl.load(to, mask=r_in) + w * tl.sum(g * t, 1), mask=r_in)
             if WITH_W:
-                _add(DW + d * std, tl.sum(g * h, 1), r_in, PADDED)
+                to = DW + d * std
+                tl.store(to, tl.load(to, mask=r_in) + tl.sum(g * h, 1), mask=r_in)
 
 
 @triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "ROOM_Q", "ROOM", "rate"))
