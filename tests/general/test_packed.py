@@ -19,12 +19,18 @@ DISTANCES = st.one_of(st.integers(-4, 4), st.sampled_from([-math.inf, math.inf])
 BANDS = st.one_of(st.none(), st.tuples(DISTANCES, DISTANCES))
 
 
-def written_out(queries: list[int], keys: list[int]) -> torch.Tensor:
-    """Pair by pair."""
-    of_query = [s for s, count in enumerate(queries) for _ in range(count)]
-    of_key = [s for s, count in enumerate(keys) for _ in range(count)]
-    pairs = [[s == t for t in of_key] for s in of_query]
+def written_out(queries: list[int], keys: list[int], band: rg.Band | None = None) -> torch.Tensor:
+    """Pair by pair; a band as each sequence has it that stands alone."""
+    of_query = [(s, i) for s, count in enumerate(queries) for i in range(count)]
+    of_key = [(s, j) for s, count in enumerate(keys) for j in range(count)]
+    band = band or rg.Band(-math.inf, math.inf)
+    alone = [band.bind(Sizes((), q, k)).tile(range(q), range(k), CPU) for q, k in zip(queries, keys, strict=True)]
+    pairs = [[s == t and bool(alone[s][i, j]) for t, j in of_key] for s, i in of_query]
     return torch.tensor(pairs, dtype=torch.bool).reshape(len(of_query), len(of_key))
+
+
+def said(mask: rg.Mask, sizes: Sizes) -> torch.Tensor:
+    return mask.bind(sizes).tile(range(sizes.nq), range(sizes.n), CPU).expand(sizes.nq, sizes.n)
 
 
 @given(SEQUENCES, BANDS, st.booleans())
@@ -34,7 +40,7 @@ def test_it_says_pair_by_pair_what_it_says_at_once(sequences, band, alike):
     mask, expected = rg.Packed(keys, queries), written_out(queries, keys)
     sizes = Sizes((2,), sum(queries), sum(keys))
     if band is not None:
-        expected = expected & rg.Band(*band).bind(sizes).tile(range(sizes.nq), range(sizes.n), CPU)
+        expected = written_out(queries, keys, rg.Band(*band))
         mask = mask & rg.Band(*band)
     bound = mask.bind(sizes)
     assert torch.equal(bound.tile(range(sizes.nq), range(sizes.n), CPU).expand_as(expected), expected)
@@ -55,8 +61,39 @@ def test_bands_hold_within_each_sequence_without_being_written_out():
     bound = (rg.Causal() & rg.Packed([3, 4]) & rg.Window(1)).bind(Sizes((), 7, 7))
     assert bound.pieces is not None
     assert (bound.pieces.low, bound.pieces.high) == (-1, 0)
-    assert (rg.Packed([3, 4], [2, 5]) & rg.Causal()).bind(Sizes((), 7, 7)).pieces is None
+    assert (rg.Packed([3, 4], [2, 5]) & rg.Causal()).bind(Sizes((), 7, 7)).pieces == ((2, 5), (3, 4), -math.inf, 0)
     assert (rg.Packed([3, 4]) & rg.Keys(torch.ones(7, dtype=torch.bool))).bind(Sizes((), 7, 7)).pieces is None
+
+
+def test_a_sequence_of_other_numbers_of_queries_never_sees_its_future():
+    allowed = said(rg.Packed([3, 4], queries=[3, 1]) & rg.Causal(), Sizes((), 4, 7))
+    assert allowed.int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [0, 0, 0, 1, 1, 1, 1],
+    ]
+
+
+@given(SEQUENCES, st.tuples(DISTANCES, DISTANCES), st.lists(st.booleans(), min_size=30, max_size=30))
+def test_bands_hold_within_each_sequence_however_they_are_joined(sequences, distances, real):
+    queries, keys = [q for q, _ in sequences], [k for _, k in sequences]
+    sizes, band = Sizes((), sum(queries), sum(keys)), rg.Band(*distances)
+    packed, some = rg.Packed(keys, queries), rg.Keys(torch.tensor(real)[: sizes.n])
+    first = rg.Where(lambda i, j: j == 0)
+    apart, near = written_out(queries, keys), written_out(queries, keys, band)
+    far = said(band, sizes)
+    is_first = torch.arange(sizes.n).expand(sizes.nq, -1) == 0
+    for mask, expected in (
+        (packed & some & band, near & some.allowed),
+        (band & (some & packed), near & some.allowed),
+        ((some & band) & packed, near & some.allowed),
+        (packed & (band | some), near | apart & some.allowed),
+        ((first | packed) & band, is_first & far | near),
+        (band & packed & packed, near),
+        (packed & some & (packed & band), near & some.allowed),
+    ):
+        assert torch.equal(said(mask, sizes), expected), mask
 
 
 def test_lengths_may_be_a_tensor():

@@ -94,6 +94,22 @@ def test_each_sequence_reads_as_if_it_stood_alone(align):
         assert_same(whole, torch.cat([attend(q, k) for q, k in parts]))
 
 
+@pytest.mark.parametrize("band", BANDS)
+@pytest.mark.parametrize("score", ["scaled-dot", "additive"])
+def test_a_band_holds_within_each_sequence_also_where_it_asks_with_fewer_queries(score, band):
+    torch.manual_seed(0)
+    attend = scrambled(rg.Attention(SCORES[score]())).double()
+    lengths, queries = (*LENGTHS, *[6] * 9, *[7] * 9), (*QUERIES, *[2] * 9, *[5] * 9)
+    query, key = normal(2, sum(queries), 3), normal(2, sum(lengths), 3, seed=1)
+    mask = rg.Packed(lengths, queries) if BANDS[band] is None else rg.Packed(lengths, queries) & BANDS[band]
+    parts = zip(query.split(queries, -2), key.split(lengths, -2), strict=True)
+    alone = torch.cat([attend(q, k, mask=BANDS[band]) for q, k in parts], -2)
+    assert explain_dispatch(attend, query, key, mask=mask).path == "packed"
+    for impl in ("auto", "dense", "blockwise", *(["fused"] if score == "scaled-dot" else [])):
+        with rg.execution(impl):
+            assert_same(attend(query, key, mask=mask), alone)
+
+
 @pytest.mark.parametrize("bias", ["tensor", "keys", "function"])
 def test_a_bias_of_pairs(bias):
     attend, n = rg.Attention("dot"), sum(LENGTHS)
@@ -200,7 +216,8 @@ def test_time_does_not_grow_with_the_square_of_the_number_of_sequences():
 @pytest.mark.parametrize("align", ["soft", "sparsemax", "local"])
 def test_it_compiles_into_one_graph(align):
     attend, x = rg.Attention("dot", ALIGNMENTS[align]()), normal(9, 3)
-    for mask in (rg.Packed([4, 0, 5]), rg.Packed([3, 6], [5, 4]), rg.Packed([4, 5]) & rg.Causal()):
+    masks = rg.Packed([4, 0, 5]), rg.Packed([3, 6], [5, 4]), rg.Packed([4, 5]) & rg.Causal()
+    for mask in (*masks, rg.Packed([3, 6], [5, 4]) & rg.Causal()):
         torch._dynamo.reset()
         compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
         assert_same(compiled(x, x, mask=mask), attend(x, x, mask=mask))

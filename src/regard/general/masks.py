@@ -136,6 +136,14 @@ class Bound:
         """One mask of this kind that allows what both allow; None where there is none."""
         return None
 
+    def packed(self) -> Bound | None:
+        """Sequences end to end, of other numbers of queries than of keys: a band beside them counts positions within each."""
+        return None
+
+    def within(self, packed: Bound) -> Bound:
+        """The same, with positions counted within these sequences."""
+        return self
+
     def origins(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """First query and first key of each query's sequence, (Nq,), where sequences stand end to end; None where there is but one."""
         return None
@@ -419,6 +427,9 @@ class _BoundBand(Bound):
             return None
         return _BoundBand(max(self.low, other.low), min(self.high, other.high), self.sizes)
 
+    def within(self, packed: Bound) -> Bound:
+        return packed.joined(self) or self
+
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         distance = _range(j, device) - (_range(i, device)[:, None] + self.offset)
         return (distance >= self.low) & (distance <= self.high)
@@ -552,7 +563,13 @@ class And(Mask):
 
 
 def _both(left: Bound, right: Bound, sizes: Sizes) -> Bound:
-    return left.joined(right) or right.joined(left) or _BoundBoth(left, right, sizes)
+    joined = left.joined(right) or right.joined(left)
+    if joined is not None:
+        return joined
+    packed = left.packed() or right.packed()
+    if packed is not None:
+        left, right = left.within(packed), right.within(packed)
+    return _BoundBoth(left, right, sizes)
 
 
 @dataclass(frozen=True)
@@ -570,6 +587,12 @@ class _BoundBoth(Bound):
         band, keys = self._band_and_keys()
         reach = None if band is None else band.reach
         return None if reach is None or keys is None else reach._replace(real=keys.allowed)
+
+    def packed(self) -> Bound | None:
+        return self.left.packed() or self.right.packed()
+
+    def within(self, packed: Bound) -> Bound:
+        return _BoundBoth(self.left.within(packed), self.right.within(packed), self.sizes)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self.left.tile(i, j, device) & self.right.tile(i, j, device)
@@ -642,6 +665,18 @@ class _BoundEither(Bound):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(self.left.shape, self.right.shape))
+
+    def packed(self) -> Bound | None:
+        return self.left.packed() or self.right.packed()
+
+    def within(self, packed: Bound) -> Bound:
+        return _BoundEither(self.left.within(packed), self.right.within(packed), self.sizes)
+
+    def joined(self, other: Bound) -> Bound | None:
+        if self.packed() is None:
+            return None
+        # A band counts positions as each side does: within sequences on the one, over the whole on the other.
+        return _BoundEither(_both(self.left, other, self.sizes), _both(self.right, other, self.sizes), self.sizes)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self.left.tile(i, j, device) | self.right.tile(i, j, device)

@@ -19,9 +19,9 @@ from regard.ops.packed import Pieces
 class Packed(Mask):
     """Several sequences end to end: a query attends the keys of its own sequence.
 
-    Nothing is padded, and what is computed grows with the pairs within the sequences. With as many queries as keys in each,
-    `Causal()`, `Window(w)` and other bands may be joined by `&`, and hold within each sequence. A local alignment counts positions from
-    the first key of the sequence.
+    Nothing is padded, and what is computed grows with the pairs within the sequences. `Causal()`, `Window(w)` and other bands that are
+    joined by `&` hold within each sequence, as if it stood alone: its last query stands at its last key. A local alignment counts
+    positions from the first key of the sequence.
 
     Args:
         lengths: of the sequences, which add up to the number of keys: whole numbers, or a tensor of them on the CPU, so that no device has
@@ -86,10 +86,18 @@ class _BoundPacked(Bound):
 
     def joined(self, other: Bound) -> Bound | None:
         pieces = self.sequences
-        if not isinstance(other, _BoundBand) or pieces.queries != pieces.keys:
+        if isinstance(other, _BoundPacked) and other.sequences[:2] == pieces[:2]:
+            band: Pieces | _BoundBand = other.sequences
+        elif isinstance(other, _BoundBand):
+            band = other
+        else:
             return None
-        low, high = max(pieces.low, other.low), min(pieces.high, other.high)
+        low, high = max(pieces.low, band.low), min(pieces.high, band.high)
         return replace(self, sequences=pieces._replace(low=low, high=high))
+
+    def packed(self) -> Bound | None:
+        queries, keys, *_ = self.sequences
+        return None if queries == keys else _BoundPacked(Pieces(queries, keys), self.sizes)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         key = torch.arange(j.start, j.stop, device=device)
@@ -101,7 +109,12 @@ class _BoundPacked(Bound):
             return False
         queries, keys = ((0, *accumulate(lengths)) for lengths in (self.sequences.queries, self.sequences.keys))
         first, last = (bisect_right(queries, row) - 1 for row in (i[0], i[-1]))
-        low, high = max(keys[first], i[0] + self.sequences.low), min(keys[last + 1] - 1, i[-1] + self.sequences.high)
+        # Where the first and the last of these queries stand, each aligned with the keys at the end of its sequence.
+        at, until = (row + keys[s + 1] - queries[s + 1] for row, s in ((i[0], first), (i[-1], last)))
+        low, high = max(keys[first], at + self.sequences.low), min(keys[last + 1] - 1, until + self.sequences.high)
+        if first < last:
+            # What lies between reads from the end of the first sequence up to the start of the last.
+            low, high = min(low, keys[first + 1]), max(high, keys[last] - 1)
         return max(low, j[0]) <= min(high, j[-1])
 
     def keys(self, device: torch.device) -> Tensor:
@@ -119,34 +132,33 @@ class _BoundPacked(Bound):
         return where(end > first, end, 0)
 
     def origins(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        first_query, first, _ = self._sequences(device)
+        first_query, first, *_ = self._sequences(device)
         return first_query, first
 
     def _intervals(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """First key, and one more than the last, of each query, (Nq,)."""
-        _, first, end = self._sequences(device)
+        _, first, end, ahead = self._sequences(device)
         # No key is farther than that, and an infinity is no index.
         farthest = self.sizes.nq + self.sizes.n
         low, high = (int(max(-farthest, min(x, farthest))) for x in (self.sequences.low, self.sequences.high))
-        i = torch.arange(self.sizes.nq, device=device)
+        i = torch.arange(self.sizes.nq, device=device) + ahead
         return torch.maximum(first, i + low), torch.minimum(end, i + high + 1)
 
-    def _sequences(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """First query, first key, and one more than the last key, of each query's sequence."""
+    def _sequences(self, device: torch.device) -> tuple[Tensor, ...]:
+        """First query, first key, one more than the last key, and how far keys end behind queries, of each query's sequence."""
         if torch.compiler.is_compiling():
             # A graph computes them once, and cannot be traced through what is cached.
             return self._counted(device)
         if device not in self.memo:
             self.memo[device] = self._counted(device)
-        found: tuple[Tensor, Tensor, Tensor] = self.memo[device]
+        found: tuple[Tensor, ...] = self.memo[device]
         return found
 
-    def _counted(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def _counted(self, device: torch.device) -> tuple[Tensor, ...]:
         queries, keys = (torch.tensor(x, device=device, dtype=torch.int64) for x in self.sequences[:2])
-        end = keys.cumsum(0)
+        asked, end = queries.cumsum(0), keys.cumsum(0)
         # Given the sum, the host need not ask the device how many there are.
-        first_query, first, end = (
+        return tuple(
             x.repeat_interleave(queries, output_size=self.sizes.nq)
-            for x in (queries.cumsum(0) - queries, end - keys, end)
+            for x in (asked - queries, end - keys, end, end - asked)
         )
-        return first_query, first, end

@@ -31,12 +31,19 @@ WORTHWHILE = 2
 
 
 class Pieces(NamedTuple):
-    """Sequences end to end: how many queries and keys each has, and the band of keys within each, low <= j - i <= high."""
+    """Sequences end to end: how many queries and keys each has, and the band of keys within each, low <= j - i' <= high.
+
+    The last query of a sequence stands at its last key: i' = i + keys - queries.
+    """
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     low: float = -math.inf
     high: float = math.inf
+
+    @property
+    def is_banded(self) -> bool:
+        return self.low > -math.inf or self.high < math.inf
 
     @property
     def pairs(self) -> int:
@@ -74,7 +81,7 @@ def packed(call: Call, execute: Callable[[Call], Tensor]) -> Tensor:
     for group in _groups(pieces, most // max(1, math.prod(call.lead)) if plain else 0):
         if len(group) == 1 and group[0].j:
             s, i, j = group[0]
-            within = _Within.of(pieces, len(i), len(j), None)
+            within = _Within.of(pieces, len(i), len(j), len(j) - len(i))
             found.append(execute(rebuilt(call, alone[s], i, j, within)))
         else:
             found.append(_together(call, pieces, group, execute))
@@ -128,13 +135,15 @@ def _together(call: Call, pieces: Pieces, group: list[_Sequence], execute: Calla
     queries = _Padded.of([each.i for each in group], call)
     keys = _Padded.of([each.j for each in group], call)
     real = None if keys.is_full or pieces.high <= 0 else keys.real
+    ahead = [len(each.j) - len(each.i) for each in group]
+    offset = keys.per_sequence(ahead) if pieces.is_banded and len(set(ahead)) > 1 else ahead[0]
     together = replace(
         call,
         form=cut_form(call.form, queries, keys),
         value=keys(call.value),
         query=None,
         key=keys(call.key),
-        mask=_Within.of(pieces, queries.rows, keys.rows, real),
+        mask=_Within.of(pieces, queries.rows, keys.rows, offset, real),
     )
     context = execute(together)
     rows = context.movedim(0, -3).flatten(-3, -2)
@@ -164,8 +173,12 @@ class _Padded:
     @property
     def real(self) -> Tensor:
         """Which rows are some sequence's, (S, 1, ..., R)."""
-        lengths = torch.tensor([len(each) for each in self.ranges], device=self.device)
-        return (torch.arange(self.rows, device=self.device) < lengths[:, None]).view(-1, *(1,) * self.axes, self.rows)
+        lengths = self.per_sequence([len(each) for each in self.ranges]).squeeze(-1)
+        return torch.arange(self.rows, device=self.device) < lengths
+
+    def per_sequence(self, numbers: list[int]) -> Tensor:
+        """One number for each sequence, beside its pairs, (S, 1, ..., 1, 1)."""
+        return torch.tensor(numbers, device=self.device).view(-1, *(1,) * (self.axes + 2))
 
     @property
     def kept(self) -> Tensor:
@@ -193,16 +206,23 @@ class _Within:
     high: float
     nq: int
     n: int
+    offset: int | Tensor  # query i stands at key i + offset; where sequences differ, (S, 1, ..., 1, 1)
     real: Tensor | None  # (S, 1, ..., N)
 
     @staticmethod
-    def of(pieces: Pieces, nq: int, n: int, real: Tensor | None) -> _Within | None:
-        free = pieces.low == -math.inf and pieces.high == math.inf
-        return None if free and real is None else _Within(pieces.low, pieces.high, nq, n, real)
+    def of(pieces: Pieces, nq: int, n: int, offset: int | Tensor, real: Tensor | None = None) -> _Within | None:
+        if not pieces.is_banded and real is None:
+            return None
+        return _Within(pieces.low, pieces.high, nq, n, offset, real)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether query i stands at key i."""
+        return isinstance(self.offset, int) and self.offset == 0
 
     @property
     def is_plain_causal(self) -> bool:
-        return self.low == -math.inf and self.high == 0 and self.real is None
+        return self.low == -math.inf and self.high == 0 and self.real is None and self.is_aligned
 
     @property
     def is_banded(self) -> bool:
@@ -210,12 +230,14 @@ class _Within:
 
     @property
     def reach(self) -> Reach | None:
-        bounded = -math.inf < self.low <= self.high < math.inf
+        bounded = self.is_aligned and -math.inf < self.low <= self.high < math.inf
         return Reach(int(self.low), int(self.high), self.real) if bounded else None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        lead = () if self.real is None else self.real.shape[:-1]
+        lead: tuple[int, ...] = () if self.real is None else self.real.shape[:-1]
+        if self.is_banded and isinstance(self.offset, Tensor):
+            lead = self.offset.shape[:-2]
         return (*lead, self.nq if self.is_banded else 1, self.n)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
@@ -223,7 +245,8 @@ class _Within:
         if not self.is_banded:
             assert real is not None
             return real
-        distance = torch.arange(j.start, j.stop, device=device) - torch.arange(i.start, i.stop, device=device)[:, None]
+        own = torch.arange(i.start, i.stop, device=device)[:, None] + self.offset
+        distance = torch.arange(j.start, j.stop, device=device) - own
         near = (distance >= self.low) & (distance <= self.high)
         return near if real is None else near & real
 
