@@ -128,6 +128,10 @@ def test_lengths_that_do_not_add_up_are_refused():
     attend, x = rg.Attention("dot"), torch.randn(7, 3)
     with pytest.raises(ValueError, match="lengths: got numbers that add up to 5, expected 7, as there are keys"):
         attend(x, x, mask=rg.Packed([2, 3]))
+    with pytest.raises(ValueError, match=r"Fix: give the number of keys of every sequence; padding .* is Padding"):
+        attend(x[:3], x[:3], mask=rg.Packed([2]))
+    with pytest.raises(ValueError, match=r"lengths: got .* 4, expected 7.*Fix: these are of the queries, queries=…"):
+        attend(x[:4], x, mask=rg.Packed([3, 1]))
     with pytest.raises(ValueError, match=r"queries: got numbers that add up to 7, expected 4.*Fix: pass queries="):
         attend(x[:4], x, mask=rg.Packed([4, 3]))
     with pytest.raises(ValueError, match="queries: got 1 numbers, expected one for each sequence, 2"):

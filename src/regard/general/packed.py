@@ -45,15 +45,17 @@ class Packed(Mask):
         return f"Packed({list(self.lengths)}{asking})"
 
     def _bind(self, sizes: Sizes) -> Bound:
-        for name, lengths, count, what in (
-            ("lengths", self.lengths, sizes.n, "keys"),
-            ("queries", self.queries, sizes.nq, "queries"),
-        ):
-            if sum(lengths) != count:
-                fix = "Fix: pass queries=…, their number in each sequence." if self.queries == self.lengths else ""
-                raise ValueError(
-                    refusal(name, f"numbers that add up to {sum(lengths)}", f"{count}, as there are {what}", fix)
-                )
+        total, asked = sum(self.lengths), sum(self.queries)
+        if total != sizes.n:
+            fix = "Fix: give the number of keys of every sequence; padding at the end of sequences is Padding(lengths)."
+            if self.queries == self.lengths and total == sizes.nq:
+                fix = "Fix: these are of the queries, queries=…; lengths are of the keys."
+            expected = f"{sizes.n}, as there are keys"
+            raise ValueError(refusal("lengths", f"numbers that add up to {total}", expected, fix))
+        if asked != sizes.nq:
+            fix = "Fix: pass queries=…, their number in each sequence." if self.queries == self.lengths else ""
+            expected = f"{sizes.nq}, as there are queries"
+            raise ValueError(refusal("queries", f"numbers that add up to {asked}", expected, fix))
         return _BoundPacked(Pieces(self.queries, self.lengths), sizes)
 
 
