@@ -242,6 +242,31 @@ def test_context_to_query_of_bidaf_is_what_the_trace_shows():
     assert_same(trace["affinity"].weights, m.affinity.score(context, question).softmax(-1))
 
 
+@pytest.mark.parametrize("scoring", ["aggregated", "max"])
+@pytest.mark.parametrize("how", ["uniform", "permuted", "random", "frozen", torch.ones(4, 3), rg.Sparsemax()], ids=str)
+def test_what_would_change_weights_that_nobody_reads_warns(how, scoring):
+    m = scrambled(rg.ParallelCoAttention((5, 3), scoring=scoring))
+    first, second = normal(2, 4, 5), normal(2, 3, 3)
+    plain = m(first, second)
+    why = r"nothing was changed: of 'affinity' the scores are read, not the weights\. Fix: "
+    with pytest.warns(UserWarning, match=why), rg.intervene(m, how, at="affinity"), rg.record(m) as trace:
+        found = m(first, second)
+    assert torch.equal(found, plain)
+    assert_same(trace["affinity"].weights, m.affinity.score(first, second).softmax(-1))
+
+
+def test_what_changes_its_scores_as_well_does_not_warn(recwarn):
+    m = scrambled(rg.ParallelCoAttention((5, 3)))
+    first, second = normal(2, 4, 5), normal(2, 3, 3)
+    with rg.intervene(m, "erased", keys=[0], at="affinity"):
+        erased = weights_of(m, first, second)
+    with rg.intervene(m, lambda call: rg.erase([0])(call.with_(align=rg.Sparsemax())), at="affinity"):
+        both = weights_of(m, first, second)
+    for path in erased:
+        assert_same(both[path].weights, erased[path].weights)
+    assert not recwarn.list
+
+
 def test_uniform_is_mean_pooling():
     m = rg.ParallelCoAttention((5, 3)).double()
     first, second = normal(2, 4, 5), normal(2, 3, 3)

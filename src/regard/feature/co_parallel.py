@@ -188,8 +188,7 @@ class ParallelCoAttention(nn.Module):
             hidden_dim=hidden_dim,
         )
         self.affinity, self.first, self.second = built["affinity"], built["first"], built["second"]
-        # Its weights are only shown.
-        self.affinity.dropout = 0.0
+        self.affinity.scores_alone, self.affinity.dropout = True, 0.0
         for reader, how in zip((self.first, self.second), self.scoring, strict=True):
             if how == "max" and "impl" not in options:
                 # The scores are at hand; a library call would compute them once more, as zeros.

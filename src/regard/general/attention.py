@@ -97,6 +97,9 @@ class Attention(nn.Module):
         torch.Size([2, 5])
     """
 
+    # Whether a mechanism reads its scores alone: then its weights are only shown, and no other alignment changes anything.
+    scores_alone = False
+
     def __init__(
         self,
         score: Score | str = "scaled-dot",

@@ -25,6 +25,8 @@ from regard.ops.random import PERMUTE, draw_seed, uniform
 
 Change = Callable[[Call], Call]
 
+_SCORES = "Fix: change them, by 'erased' or a function Call -> Call, or intervene on the attentions that read them."
+
 
 class Replaced(Alignment):
     """An alignment that stands in for another one during an intervention."""
@@ -235,7 +237,8 @@ def intervene(
 ) -> Iterator[None]:
     """Change every attention of a model, or those at some paths, while it runs.
 
-    Under activation checkpointing the backward computes the attention again: run it inside, too.
+    Under activation checkpointing the backward computes the attention again: run it inside, too. It warns where nothing was changed: no
+    attention ran, or only weights would have changed where a mechanism reads scores.
 
     Args:
         model: any module that holds attention of this library.
@@ -263,16 +266,24 @@ def intervene(
                 raise ValueError(refusal("at", repr(path), "a path of the model", nearest(path, paths.values())))
         paths = {key: p for key, p in paths.items() if any(p == w or p.startswith(f"{w}.") or w == "" for w in wanted)}
 
-    reached = False
+    reached, in_vain = False, ""
 
     def intervention(module: nn.Module, call: Call) -> Call:
-        nonlocal reached
+        nonlocal reached, in_vain
         if id(module) not in paths:
             return call
-        reached = True
         changed = change(call)
         if not isinstance(changed, Call):
             raise TypeError(refusal("how", f"a function that gives {type(changed).__name__}", "one that gives a Call"))
+        if not getattr(module, "scores_alone", False):
+            reached = True
+            return changed
+        # The alignment stays, so that a trace shows what was in force.
+        changed = _aligned_as(call, changed)
+        if _has_other_scores(call, changed):
+            reached = True
+        else:
+            in_vain = paths[id(module)]
         return changed
 
     with observing():
@@ -283,4 +294,21 @@ def intervene(
             hooks.interventions.remove(intervention)
     if not reached:
         # A result that was meant to be without attention, and is not, would be believed.
-        warnings.warn(f"intervene({how!r}): no attention ran, so nothing was changed. {ADOPT}", stacklevel=3)
+        why = f"no attention ran, so nothing was changed. {ADOPT}"
+        if in_vain:
+            why = f"nothing was changed: of {in_vain!r} the scores are read, not the weights. {_SCORES}"
+        warnings.warn(f"intervene({how!r}): {why}", stacklevel=3)
+
+
+def _aligned_as(call: Call, changed: Call) -> Call:
+    """A changed call with the alignment that it had."""
+    if changed.align is call.align:
+        return changed
+    changed = changed.with_(align=call.align)
+    return changed.with_(prepared=call.align.prepare(changed))
+
+
+def _has_other_scores(call: Call, changed: Call) -> bool:
+    return any(getattr(call, name) is not getattr(changed, name) for name in ("form", "mask", "bias")) or (
+        call.start != changed.start
+    )
