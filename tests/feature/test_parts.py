@@ -155,6 +155,60 @@ def test_inputs_are_checked_by_their_own_names():
         masked_inputs({"first": x, "second": x}, None, (5, 4))
 
 
+MECHANISMS = {
+    "alternating": (lambda: rg.AlternatingCoAttention((5, 3)), "first, second"),
+    "interactive": (lambda: rg.InteractiveCoAttention((5, 3)), "first, second"),
+    "parallel": (lambda: rg.ParallelCoAttention((5, 3)), "first, second"),
+    "parallel by maxima": (lambda: rg.ParallelCoAttention((5, 3), scoring="max"), "first, second"),
+    "multi-grained": (lambda: rg.MultiGrainedCoAttention((5, 3)), "first, second"),
+    "rotatory": (lambda: rg.RotatoryAttention((5, 3)), "target, left, right"),
+    "via": (lambda: partial(rg.AttentionViaAttention(7, (5, 3)), torch.randn(7)), "words, characters"),
+    "gate": (lambda: rg.AttentionGate((5, 3)), "x, gate"),
+    "over attention": (lambda: rg.AttentionOverAttention((5, 3), score="general"), "document, question"),
+    "cross-modal": (lambda: rg.CrossModalAttention((5, 3), 4), "first, second"),
+}
+
+
+@pytest.mark.parametrize(("make", "named"), MECHANISMS.values(), ids=MECHANISMS)
+def test_every_mechanism_names_inputs_that_cannot_meet(make, named):
+    names = named.split(", ")
+    module, last = make(), names[-1]
+    inputs = [torch.randn(2, 4, d) for d in [5, 3, 3][: len(names)]]
+    together = f"{', '.join(names[:-1])} and {last}"
+    leads = r", ".join([r"\(2,\)"] * (len(names) - 1))
+    with pytest.raises(
+        ValueError, match=rf"^{together}: got leading axes {leads}, \(6,\), expected axes that broadcast"
+    ):
+        module(*inputs[:-1], torch.randn(6, 4, 3))
+    with pytest.raises(TypeError, match=rf"^{last}: got .*float64, expected the dtype of {names[0]}, torch.float32"):
+        module(*inputs[:-1], inputs[-1].double())
+    with pytest.raises(ValueError, match=rf"^{last}: got a tensor on meta, expected the device of {names[0]}, cpu"):
+        module(*inputs[:-1], inputs[-1].to("meta"))
+
+
+@pytest.mark.parametrize(("make", "named"), MECHANISMS.values(), ids=MECHANISMS)
+def test_an_input_that_all_share_is_as_many_of_it(make, named):
+    module, count = make(), len(named.split(", "))
+    inputs = [torch.randn(2, 4, d) for d in [5, 3, 3][:count]]
+    expected = module(*inputs[:-1], inputs[-1][:1].expand(2, -1, -1))
+    for shared in (inputs[-1][:1], inputs[-1][0]):
+        torch.testing.assert_close(module(*inputs[:-1], shared), expected)
+
+
+def test_a_query_is_named_beside_what_it_asks():
+    attend = rg.AttentionViaAttention(7, (5, 3))
+    words, characters = torch.randn(2, 4, 5), torch.randn(2, 6, 3)
+    with pytest.raises(ValueError, match=r"words and query: got leading axes \(2,\), \(3,\)"):
+        attend(torch.randn(3, 7), words, characters)
+    with pytest.raises(ValueError, match=r"query: got shape \(1, 2, 3, 7\) beside words of shape \(2, 4, 5\)"):
+        attend(torch.randn(1, 2, 3, 7), words, characters)
+    with pytest.raises(TypeError, match="query: got NoneType"):
+        attend(None, words, characters)
+    documents = rg.HierarchicalAttention(6, score="additive")
+    with pytest.raises(ValueError, match="features and query: got leading axes"):
+        documents(torch.randn(2, 3, 5, 6), query=torch.randn(3, 6))
+
+
 @pytest.mark.parametrize(
     ("make", "named", "wrong"),
     [

@@ -13,6 +13,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import Aligns, Scores, attentions, masked_input, real
 from regard.general.attention import Attention
+from regard.general.inputs import check_together
 from regard.general.scores.base import vector, width
 
 
@@ -132,6 +133,8 @@ class HierarchicalAttention(nn.Module):
         features, mask = masked_input(features, mask, "features", self.dim)
         if features.dim() <= depth:
             raise ValueError(refusal("features", f"{features.dim()} axes", f"at least {depth + 1}, for {depth} levels"))
+        if query is not None and query.dim() > 1:
+            check_together({"features": features, "query": query[(..., *(None,) * depth, slice(None))]})
         for above, (name, attend) in zip(reversed(range(depth)), self.levels.items(), strict=True):
             if name in self.encoders:
                 features = self.encoders[name](features, mask)

@@ -13,6 +13,7 @@ from regard import catalog
 from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment
 from regard.general.attention import Attention
+from regard.general.inputs import check_together
 from regard.general.inputs import masked_input as masked_input
 from regard.general.masks import Keys
 from regard.general.scores import Score
@@ -166,6 +167,10 @@ def masked_inputs(
         x, mask = masked_input(x, mask, name, width)
         filled.append(x)
         known.append(mask)
+    lead = check_together(dict(zip(inputs, filled, strict=True)))
+    if any(x.shape[:-2] != lead for x in filled):
+        filled = [x.expand(*lead, *x.shape[-2:]) for x in filled]
+        known = [None if mask is None else mask.expand(*lead, mask.shape[-1]) for mask in known]
     return filled, known
 
 

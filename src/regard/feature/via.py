@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import Aligns, Scores, attentions, masked_inputs, pair_of_widths
+from regard.general.inputs import check_together
 from regard.general.masks import Keys
 from regard.general.scores.base import width
 
@@ -78,9 +80,21 @@ class AttentionViaAttention(nn.Module):
         `masks` are True for real tokens.
         """
         inputs, known = masked_inputs({"words": words, "characters": characters}, masks, self.widths)
+        _check_query(query, inputs[0])
         of_words, of_characters = (None if mask is None else Keys(mask) for mask in known)
         c_w = self.words(query, inputs[0], mask=of_words)
         # A query that several inputs share reads different words in each.
         both = torch.cat([query.expand(*c_w.shape[:-1], query.shape[-1]), c_w], -1)
         c_c = self.characters(both, inputs[1], mask=of_characters)
         return torch.cat([c_w, c_c], -1)
+
+
+def _check_query(query: Tensor, words: Tensor) -> None:
+    """Refuse a query that cannot ask these words."""
+    if not isinstance(query, Tensor):
+        raise TypeError(refusal("query", type(query).__name__, "a floating-point tensor"))
+    if query.dim() not in (1, words.dim() - 1, words.dim()):
+        got = f"shape {tuple(query.shape)} beside words of shape {tuple(words.shape)}"
+        raise ValueError(refusal("query", got, "as many axes as the words (many queries), one fewer, or one"))
+    many = query if query.dim() == words.dim() else query.unsqueeze(-2)
+    check_together({"words": words, "query": many})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from regard._errors import refusal
+from regard.ops.dispatch import autocasting
 from regard.ops.fill import kept
+from regard.ops.forms import common_shape
 
 
 def checked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None = None) -> tuple[Tensor, Tensor | None]:
@@ -38,3 +42,20 @@ def masked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None = 
     """One input (..., N, d) with zeros where its mask is False, and the mask (..., N)."""
     x, mask = checked_input(x, mask, name, width)
     return (x, None) if mask is None else (kept(x, mask.unsqueeze(-1)), mask)
+
+
+def check_together(inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """The leading axes of several inputs (..., N, d) together; or a refusal by their names, where they cannot meet."""
+    (first, x), *others = inputs.items()
+    for name, y in others:
+        if y.device != x.device:
+            raise ValueError(refusal(name, f"a tensor on {y.device}", f"the device of {first}, {x.device}"))
+        if y.dtype != x.dtype and not autocasting(x.device):
+            raise TypeError(refusal(name, f"a tensor of {y.dtype}", f"the dtype of {first}, {x.dtype}"))
+    leads = [tuple(y.shape[:-2]) for y in inputs.values()]
+    try:
+        return common_shape(*leads)
+    except RuntimeError:
+        *most, last = inputs
+        got = f"leading axes {', '.join(map(str, leads))}"
+        raise ValueError(refusal(f"{', '.join(most)} and {last}", got, "axes that broadcast together")) from None

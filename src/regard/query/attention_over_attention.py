@@ -66,7 +66,8 @@ class AttentionOverAttention(nn.Module):
         super().__init__()
         if "dropout" in options:
             raise TypeError(refusal("dropout", options["dropout"], "nothing: both softmaxes are part of the mechanism"))
-        self.attention = attentions({"attention": pair_of_widths(dim)}, score, None, options)["attention"]
+        self.widths = pair_of_widths(dim)
+        self.attention = attentions({"attention": self.widths}, score, None, options)["attention"]
         if self.attention.score.features is not None:
             raise ValueError(refusal("score", "a multi-dimensional score", "one number for each pair"))
 
@@ -77,7 +78,8 @@ class AttentionOverAttention(nn.Module):
         masks: tuple[Bool[Tensor, "*_ nd"] | None, Bool[Tensor, "*_ nq"] | None] | None = None,
     ) -> Float[Tensor, "*b nd"]:
         """How much each document word is the answer, (..., N_d); `masks` are True for real words."""
-        (document, question), (real, asked) = masked_inputs({"document": document, "question": question}, masks)
+        given = {"document": document, "question": question}
+        (document, question), (real, asked) = masked_inputs(given, masks, self.widths)
         sides = None if real is None and asked is None else Sides(real, asked)
         call = hooks.changed(self.attention, self.attention.call(document, question, mask=sides))
         count = document.shape[-2] if real is None else real.sum(-1, keepdim=True).clamp(min=1)
