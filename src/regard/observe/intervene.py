@@ -272,11 +272,12 @@ def intervene(
         nonlocal reached, in_vain
         if id(module) not in paths:
             return call
+        scores_alone = getattr(module, "scores_alone", False)
+        reached = reached or not scores_alone
         changed = change(call)
         if not isinstance(changed, Call):
             raise TypeError(refusal("how", f"a function that gives {type(changed).__name__}", "one that gives a Call"))
-        if not getattr(module, "scores_alone", False):
-            reached = True
+        if not scores_alone:
             return changed
         # The alignment stays, so that a trace shows what was in force.
         changed = _aligned_as(call, changed)
