@@ -285,6 +285,10 @@ def test_refusals():
         rg.ParallelCoAttention(3, scoring="max", features=True)
     with pytest.raises(ValueError, match="affinity: got a multi-dimensional score"):
         rg.ParallelCoAttention(3, affinity=lambda q, k: rg.Additive(q, k, 4, features=3))
+    with pytest.raises(
+        ValueError, match="affinity: got Trilinear of queries of width 3, expected the width .* first .* 5"
+    ):
+        rg.ParallelCoAttention((5, 3), affinity="trilinear")
     with pytest.raises(NotImplementedError, match="an affinity is summed along both sides"), rg.execution("fused"):
         rg.ParallelCoAttention(3, affinity="general")(torch.randn(4, 3), torch.randn(5, 3))
 

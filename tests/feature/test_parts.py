@@ -102,6 +102,22 @@ def test_refusals():
         attentions({"one": (None, 3)}, lambda q, k: rg.Additive(2, k, 5), None, {})
 
 
+@pytest.mark.parametrize(
+    "score", ["dot", "scaled-dot", "cosine", "negative-l2", rg.Dot, rg.ScaledDot(), lambda q, k: rg.Dot()]
+)
+@pytest.mark.parametrize("make", [rg.RotatoryAttention, rg.InteractiveCoAttention, rg.AlternatingCoAttention])
+def test_a_score_of_like_widths_is_refused_for_unlike_ones(make, score):
+    expected = r"score: got \w+ for the step '\w+', of queries of width \d and keys of width \d, .*Fix: use General"
+    with pytest.raises(ValueError, match=expected):
+        make((6, 4), score=score)
+    make(6, score=score)
+
+
+def test_a_map_of_the_keys_may_make_widths_alike():
+    attend = rg.Attention("dot", key_map=torch.nn.Linear(4, 6))
+    assert attentions({"one": (6, 4)}, [attend], None, {})["one"] is attend
+
+
 @pytest.mark.parametrize("dim", [0, True, (3,), (3, 0), (1, 2, 3), "ab"])
 def test_widths_are_checked(dim):
     with pytest.raises(ValueError, match="dim: got"):

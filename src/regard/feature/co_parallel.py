@@ -193,6 +193,9 @@ class ParallelCoAttention(nn.Module):
             if how == "max" and "impl" not in options:
                 # The scores are at hand; a library call would compute them once more, as zeros.
                 reader.impl = "dense"
+        if self.affinity.score.query_dim not in (None, d1):
+            got = f"{type(self.affinity.score).__name__} of queries of width {self.affinity.score.query_dim}"
+            raise ValueError(refusal("affinity", got, f"the width of the first input, {d1}"))
         if self.affinity.score.features is not None:
             raise ValueError(refusal("affinity", "a multi-dimensional score", "one number for each pair"))
 

@@ -63,6 +63,7 @@ def attentions(
             used |= taken | set(_OF_ATTENTION)
             rest = {key: options[key] for key in _OF_ATTENTION if key in options}
             built[name] = Attention(part, alignment, **rest)
+        _check_widths(built[name], name, query_dim, key_dim)
         if query_dim is None and built[name].score.needs_query:
             got = type(built[name].score).__name__
             raise ValueError(refusal("score", got, f"a score that needs no query for the step {name!r}"))
@@ -73,6 +74,18 @@ def attentions(
             fix = "The parts that were chosen do not take it." if key in known else nearest(key, known)
             raise TypeError(refusal(key, repr(options[key]), expected, fix))
     return built
+
+
+def _check_widths(attend: Attention, step: str, query_dim: int | None, key_dim: int) -> None:
+    """Refuse a score that takes queries as wide as keys alone, where they are known to be of unlike widths."""
+    score = attend.score
+    takes_alike = score.needs_query and score.query_dim is None and attend.key_map is None
+    if takes_alike and query_dim is not None and query_dim != (score.key_dim or key_dim):
+        got = (
+            f"{type(score).__name__} for the step {step!r}, of queries of width {query_dim} and keys of width {key_dim}"
+        )
+        fix = "Fix: use General or Additive, which take different widths."
+        raise ValueError(refusal("score", got, "a score that compares unlike widths", fix))
 
 
 def _each(given: Any, argument: str, steps: Mapping[str, Any]) -> list[Any]:
@@ -125,7 +138,12 @@ def _align(align: AlignLike, offered: Mapping[str, Any]) -> tuple[Alignment, set
 
 def _instance(cls: type[Any], argument: str, offered: Mapping[str, Any]) -> tuple[Any, set[str]]:
     """Make an instance of a class from those options that its constructor knows."""
-    parameters = inspect.signature(cls).parameters
+    # A class without a constructor of its own has torch's, of any arguments.
+    parameters = {
+        key: p
+        for key, p in inspect.signature(cls).parameters.items()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
     taken = {key for key in offered if key in parameters}
     missing = [key for key, p in parameters.items() if p.default is p.empty and key not in taken]
     if missing:
