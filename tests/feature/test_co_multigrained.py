@@ -60,3 +60,11 @@ def test_parts_are_co_attentions(part):
     for wrong in ("alternating", rg.Attention("dot")):
         with pytest.raises(TypeError, match=f"{part}: got {type(wrong).__name__}, expected a co-attention"):
             rg.MultiGrainedCoAttention(3, **{part: wrong})
+
+
+def test_grains_that_are_exchanged_are_refused():
+    fine, coarse = rg.ParallelCoAttention(3), rg.AlternatingCoAttention(3)
+    with pytest.raises(TypeError, match=r"coarse: got ParallelCoAttention, expected an alternating .* fine=…"):
+        rg.MultiGrainedCoAttention(3, coarse=fine, fine=coarse)
+    with pytest.raises(TypeError, match=r"fine: got InteractiveCoAttention, expected a parallel .* coarse=…"):
+        rg.MultiGrainedCoAttention(3, fine=rg.InteractiveCoAttention(3))

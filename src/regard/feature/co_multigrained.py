@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.catalog import register
+from regard.feature.co_alternating import AlternatingCoAttention
 from regard.feature.co_interactive import InteractiveCoAttention
 from regard.feature.co_parallel import ParallelCoAttention
 from regard.general.attention import Attention
@@ -50,6 +51,12 @@ class MultiGrainedCoAttention(nn.Module):
         for name, part in (("coarse", coarse), ("fine", fine)):
             if part is not None and (not isinstance(part, nn.Module) or isinstance(part, Attention)):
                 raise TypeError(refusal(name, type(part).__name__, "a co-attention: a module of two inputs and masks"))
+        if isinstance(coarse, ParallelCoAttention):
+            expected = "an alternating or interactive co-attention"
+            raise TypeError(refusal("coarse", "ParallelCoAttention", expected, "Fix: it compares features: fine=…"))
+        if isinstance(fine, AlternatingCoAttention | InteractiveCoAttention):
+            fix = "Fix: it reads by summaries: coarse=…"
+            raise TypeError(refusal("fine", type(fine).__name__, "a parallel co-attention", fix))
         self.coarse = InteractiveCoAttention(dim) if coarse is None else coarse
         self.fine = ParallelCoAttention(dim, scoring="max") if fine is None else fine
 
