@@ -137,6 +137,18 @@ def test_leaf_weights_of_a_part_of_a_model():
     assert torch.allclose(weights.sum((1, 2)), torch.ones(2))
 
 
+def test_leaf_weights_say_where_there_are_some():
+    model = torch.nn.Sequential(rg.HierarchicalAttention(3), rg.HierarchicalAttention(3))
+    with rg.record(model) as trace:
+        for reader in model:
+            reader(torch.randn(2, 4, 5, 3))
+    for at, got in (("", "''"), ("reader", "'reader'")):
+        with pytest.raises(KeyError, match=rf"at: got {got}, expected the path of this .* Fix: at='0' or at='1'\."):
+            model[0].leaf_weights(trace, at)
+    with rg.record(model) as empty, pytest.raises(KeyError, match="nothing was recorded"):
+        model[0].leaf_weights(empty)
+
+
 def test_a_given_query_takes_the_place_of_the_learned_ones():
     m = scrambled(rg.HierarchicalAttention(3, score="additive"))
     x, mask, query = normal(2, 4, 5, 3), holes(2, 4, 5), normal(2, 3, seed=7)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -22,6 +22,8 @@ class TraceLike(Protocol):
     """What was recorded, by path."""
 
     def __getitem__(self, path: str) -> Any: ...
+
+    def __iter__(self) -> Iterator[str]: ...
 
 
 @register(
@@ -155,6 +157,7 @@ class HierarchicalAttention(nn.Module):
                 was recorded by itself.
         """
         whole: Tensor | None = None
+        _check_place(trace, at, list(self.levels))
         for name, attend in reversed(list(self.levels.items())):
             path = f"{at}.levels.{name}" if at else f"levels.{name}"
             weights: Tensor = trace[path][-1].weights
@@ -172,6 +175,15 @@ class HierarchicalAttention(nn.Module):
             learned: Tensor = self.queries[name]
             return learned
         return query[(..., *(None,) * above, slice(None))] if query.dim() > 1 else query
+
+
+def _check_place(trace: TraceLike, at: str, levels: Sequence[str]) -> None:
+    """Say where hierarchies of these levels were recorded, where there is none at this path."""
+    recorded, top = list(trace), f"levels.{levels[-1]}"
+    places = [path.removesuffix(top).removesuffix(".") for path in recorded if f".{path}".endswith(f".{top}")]
+    if places and at not in places:
+        fix = f"Fix: {' or '.join(f'at={place!r}' for place in places)}."
+        raise KeyError(refusal("at", repr(at), "the path of this module in the model that was recorded", fix))
 
 
 def _names(levels: object) -> list[str]:
