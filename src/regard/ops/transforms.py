@@ -1,18 +1,36 @@
-"""Which transforms of torch.func are at work: of all of them, operators of ours know vmap alone."""
+"""Which transforms of torch.func are at work, and forward-mode differentiation: of all of them, operators of ours know vmap alone."""
 
 from __future__ import annotations
 
 import torch
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack, is_batchedtensor, is_legacy_batchedtensor
+from torch.autograd import forward_ad
 
 
 def transformed() -> bool:
     """Whether any transform is."""
-    return torch._C._are_functorch_transforms_active()
+    return torch._C._are_functorch_transforms_active() or _carries_tangents()
 
 
 def only_mapped() -> bool:
     """Whether vmap is, and nothing else; while a graph is traced, nobody can say."""
-    if torch.compiler.is_compiling() or not transformed():
+    if torch.compiler.is_compiling() or not transformed() or _carries_tangents():
         return False
     return all(level.key() == TransformType.Vmap for level in get_interpreter_stack() or ())
+
+
+def beyond_first() -> bool:
+    """Whether they ask for more than first derivatives backward: for forward ones, or for derivatives of derivatives."""
+    if torch.compiler.is_compiling() or not transformed():
+        return False
+    return _carries_tangents() or [x.key() for x in get_interpreter_stack() or ()].count(TransformType.Grad) > 1
+
+
+def batched(x: Tensor) -> bool:
+    """Whether x stands for several tensors, as the gradients of a vectorised Jacobian do, which no transform of the forward announced."""
+    return is_batchedtensor(x) or is_legacy_batchedtensor(x)
+
+
+def _carries_tangents() -> bool:
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0

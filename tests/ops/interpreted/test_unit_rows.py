@@ -72,6 +72,15 @@ def test_second_derivatives_are_those_of_the_equation() -> None:
     torch.testing.assert_close(*twice)
 
 
+def test_several_gradients_at_once_are_those_of_the_equation() -> None:
+    x, grads = torch.randn(3, 4, requires_grad=True), torch.randn(5, 3, 4)
+    found, expected = (
+        torch.autograd.grad(function(x), x, grads, is_grads_batched=True)[0]
+        for function in (lambda x: UnitRows.apply(x, EPSILON), lambda x: unit_equation(x, EPSILON))
+    )
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_squares(dtype: torch.dtype) -> None:
     x, grad = torch.randn(2, 7, 33).to(dtype), torch.randn(2, 7)

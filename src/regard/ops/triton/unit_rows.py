@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.squares import unit_equation
+from regard.ops.transforms import batched
 
 # Numbers that a program holds.
 ELEMENTS = 4096
@@ -74,9 +75,11 @@ class UnitRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # Derivatives of a higher order are those of the equation.
-            y = unit_equation(x, ctx.epsilon)
-            return torch.autograd.grad(y, x, grad, create_graph=True)[0], None
+        if torch.is_grad_enabled() or batched(grad):
+            # Derivatives of a higher order are those of the equation, and so are several at once.
+            further = torch.is_grad_enabled()
+            with torch.enable_grad():
+                y = unit_equation(x, ctx.epsilon)
+            return torch.autograd.grad(y, x, grad, create_graph=further)[0], None
         x = x.contiguous()
         return _launch(backward_kernel, torch.empty_like(x), ctx.epsilon**2, x, grad.to(x.dtype).contiguous()), None
