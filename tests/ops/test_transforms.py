@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+import regard as rg
 from regard.ops.squares import squares
+from tests.cases import assert_same, scrambled
+from tests.feature.common import normal
 
 
 def jacobian(function, x: Tensor, **how: object) -> Tensor:
@@ -41,3 +44,63 @@ def test_squares_of_half_precision_have_jacobians(dtype, way):
 def test_squares_of_half_precision_have_tangents():
     x, direction = torch.randn(2, 3, 4).bfloat16()
     torch.testing.assert_close(tangent(squares, x, direction), 2 * (x.float() * direction.float()).sum(-1))
+
+
+ATTENTIONS = {"dot": {}, "negative-l2": {}, "general": {"query_dim": 4, "key_dim": 4}}
+every_attention = pytest.mark.parametrize("score", ATTENTIONS)
+
+
+def attention(score: str) -> rg.Attention:
+    return scrambled(rg.Attention(score, **ATTENTIONS[score]))
+
+
+@every_way
+@every_attention
+@pytest.mark.parametrize("n", [3, 300])
+def test_jacobians_of_attention_are_those_of_the_equation(n, score, way):
+    attend, x, key = attention(score), normal(2, 4), normal(n, 4, seed=1)
+    with rg.execution("dense"):
+        expected = torch.func.jacrev(lambda x: attend(x, key))(x)
+    assert_same(WAYS[way](lambda x: attend(x, key), x), expected)
+
+
+@every_attention
+def test_tangents_of_attention_are_those_of_the_equation(score):
+    attend, x, key, direction = attention(score), normal(2, 4), normal(5, 4, seed=1), normal(2, 4, seed=2)
+    with rg.execution("dense"):
+        expected = torch.func.jvp(lambda x: attend(x, key), (x,), (direction,))[1]
+    assert_same(tangent(lambda x: attend(x, key), x, direction), expected)
+    assert_same(torch.func.jvp(lambda x: attend(x, key), (x,), (direction,))[1], expected)
+
+
+@every_attention
+@pytest.mark.parametrize("nested", [torch.func.hessian, lambda f: torch.func.jacrev(torch.func.jacrev(f))])
+def test_derivatives_of_derivatives_are_those_of_the_equation(nested, score):
+    attend, x, key = attention(score), normal(2, 4), normal(5, 4, seed=1)
+    loss = lambda x: attend(x, key).square().sum()  # noqa: E731
+    with rg.execution("dense"):
+        expected = torch.autograd.functional.hessian(loss, x)
+    assert_same(nested(loss)(x), expected)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_bias_with_a_gradient_may_be_mapped(shared):
+    attend, x = rg.Attention("dot"), normal(3, 5, 4)
+    bias = (normal(5, 5, seed=1) if shared else normal(3, 5, 5, seed=1)).requires_grad_()
+    found = torch.func.vmap(lambda x, b: attend(x, x, bias=b), in_dims=(0, None if shared else 0))(x, bias)
+    expected = attend(x, x, bias=bias)
+    assert_same(found, expected)
+    assert_same(*(torch.autograd.grad(y.square().sum(), bias)[0] for y in (found, expected)))
+
+
+@every_attention
+def test_second_derivatives_of_the_library_are_refused_by_name(score):
+    attend, x, key = attention(score), normal(2, 4).requires_grad_(), normal(5, 4, seed=1).requires_grad_()
+    once = torch.autograd.grad(attend(x, key).square().sum(), (x, key))
+    grads = torch.autograd.grad(attend(x, key).square().sum(), (x, key), create_graph=True)
+    for found, expected in zip(grads, once, strict=True):
+        assert torch.equal(found, expected)
+        with pytest.raises(NotImplementedError, match="second derivatives of plain bilinear .* Fix: use impl='dense'"):
+            torch.autograd.grad(found.sum(), x, retain_graph=True)
+    with rg.execution("dense"):
+        assert torch.autograd.gradgradcheck(attend, (x, key))

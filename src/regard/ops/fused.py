@@ -8,6 +8,7 @@ the keys, three in half precision, that add up to it.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from regard.ops.fill import kept, where
 from regard.ops.forms import BilinearForm
 from regard.ops.kernels import additive_kernel, by_panels, mapped, why_not_kernel
 from regard.ops.multi import multi_kernel, why_not_multi
-from regard.ops.transforms import transformed
+from regard.ops.transforms import beyond_first, transformed
 
 # Above this a mask or bias that must be written out makes the call quadratic in memory: blockwise is better.
 WRITTEN_MASK_ELEMENTS = 1 << 26
@@ -56,6 +57,8 @@ def why_not_library(call: Call) -> str | None:
         return "dropout is drawn by position, which the library call cannot do"
     if _needs_bias_gradient(call):
         return "the bias needs a gradient"
+    if beyond_first():
+        return "the library call has no derivatives but the first, backward"
     if call.form.key_bias is not None and why_not_activated(call) is None and (not transformed() or mapped(call)):
         return "a term of each key, which our kernel adds"
     return None
@@ -111,11 +114,41 @@ def by_library(call: Call) -> Tensor:
     mask, alive = _mask_and_rows(call, dtype)
     causal = mask is None and call.mask is not None
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    if context.grad_fn is not None and not torch.compiler.is_compiling() and not transformed():
+        _once_differentiable(context.grad_fn)
     if len(lead) != 2:
         context = context.reshape(*lead, nq, -1)
     if context.shape[-1] != width:
         context = context[..., :width]
     return context if alive is None else kept(context, alive)
+
+
+def _once_differentiable(node: torch.autograd.graph.Node) -> None:
+    """Refuse second derivatives by name, where torch's own refusal would name an operator that nobody called."""
+    # Where the library writes the equation out, its derivatives are of every order.
+    if node.name().startswith("ScaledDotProduct"):
+        node.register_hook(_guarded)
+
+
+def _guarded(grads: tuple[Tensor | None, ...], _: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+    if not torch.is_grad_enabled() or transformed():
+        return None
+    return tuple(None if grad is None else _Once.apply(grad) for grad in grads)  # type: ignore[no-untyped-call]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient as it is, which has no gradient itself."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise NotImplementedError(
+            "second derivatives of plain bilinear scores are not available in the fused execution, torch's own attention. "
+            "Fix: use impl='dense', or run the forward inside regard.execution('dense')."
+        )
 
 
 def _with_key_bias(query: Tensor, key: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,7 +223,8 @@ def _needs_bias_gradient(call: Call) -> bool:
     if call.bias is None or not torch.is_grad_enabled():
         return False
     # A function of indices may close over parameters; unless it says that it does not, only calling it would tell.
-    if getattr(call.bias, "requires_grad", True):
+    # Nor does a tensor inside of a transform say what is asked of the one it stands for.
+    if getattr(call.bias, "requires_grad", True) or transformed():
         return True
     # The bias is divided by the temperature.
     temperature = call.align.temperature_of_softmax
