@@ -114,8 +114,8 @@ def by_library(call: Call) -> Tensor:
     mask, alive = _mask_and_rows(call, dtype)
     causal = mask is None and call.mask is not None
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-    if context.grad_fn is not None and not torch.compiler.is_compiling() and not transformed():
-        _once_differentiable(context.grad_fn)
+    if not torch.compiler.is_compiling() and not transformed():
+        _once_differentiable(context)
     if len(lead) != 2:
         context = context.reshape(*lead, nq, -1)
     if context.shape[-1] != width:
@@ -123,10 +123,11 @@ def by_library(call: Call) -> Tensor:
     return context if alive is None else kept(context, alive)
 
 
-def _once_differentiable(node: torch.autograd.graph.Node) -> None:
+def _once_differentiable(context: Tensor) -> None:
     """Refuse second derivatives by name, where torch's own refusal would name an operator that nobody called."""
+    node = context.grad_fn
     # Where the library writes the equation out, its derivatives are of every order.
-    if node.name().startswith("ScaledDotProduct"):
+    if node is not None and node.name().startswith("ScaledDotProduct"):
         node.register_hook(_guarded)
 
 
