@@ -113,6 +113,14 @@ def test_a_score_of_like_widths_is_refused_for_unlike_ones(make, score):
     make(6, score=score)
 
 
+def test_a_score_that_takes_any_widths_is_taken_at_its_word():
+    class Anything(rg.Dot):
+        def check_widths(self, query, key):
+            """Any two widths."""
+
+    assert isinstance(attentions({"one": (6, 4)}, Anything(), None, {})["one"].score, Anything)
+
+
 def test_a_map_of_the_keys_may_make_widths_alike():
     attend = rg.Attention("dot", key_map=torch.nn.Linear(4, 6))
     assert attentions({"one": (6, 4)}, [attend], None, {})["one"] is attend

@@ -79,7 +79,9 @@ def attentions(
 def _check_widths(attend: Attention, step: str, query_dim: int | None, key_dim: int) -> None:
     """Refuse a score that takes queries as wide as keys alone, where they are known to be of unlike widths."""
     score = attend.score
-    takes_alike = score.needs_query and score.query_dim is None and attend.key_map is None
+    # A score of one's own may say itself which widths it takes.
+    says_itself = type(score).check_widths is not Score.check_widths
+    takes_alike = score.needs_query and score.query_dim is None and attend.key_map is None and not says_itself
     if takes_alike and query_dim is not None and query_dim != (score.key_dim or key_dim):
         got = (
             f"{type(score).__name__} for the step {step!r}, of queries of width {query_dim} and keys of width {key_dim}"
