@@ -63,7 +63,6 @@ def attentions(
             used |= taken | set(_OF_ATTENTION)
             rest = {key: options[key] for key in _OF_ATTENTION if key in options}
             built[name] = Attention(part, alignment, **rest)
-        _check_widths(built[name], name, query_dim, key_dim)
         if query_dim is None and built[name].score.needs_query:
             got = type(built[name].score).__name__
             raise ValueError(refusal("score", got, f"a score that needs no query for the step {name!r}"))
@@ -73,6 +72,8 @@ def attentions(
             known = _arguments()
             fix = "The parts that were chosen do not take it." if key in known else nearest(key, known)
             raise TypeError(refusal(key, repr(options[key]), expected, fix))
+    for name, (query_dim, key_dim) in steps.items():
+        _check_widths(built[name], name, query_dim, key_dim)
     return built
 
 
