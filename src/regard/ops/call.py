@@ -180,7 +180,7 @@ class Call:
 
     def weights(self, i: range | None = None, *, tiled: bool = False) -> Tensor:
         """Weights (..., [F], len(i), N) of complete rows, before dropout."""
-        tile = self.tile(i)
+        tile = replace(self.tile(i), tiled=True) if tiled else self.tile(i)
         mask = None if self.mask is None else tile.mask()
         return self.align.weights(self.scores(tile.i, tiled=tiled), mask, tile)
 
@@ -204,6 +204,7 @@ class Tile:
     call: Call
     i: range
     j: range
+    tiled: bool = False  # whether kernels may do what the equation says
 
     def mask(self) -> Tensor | None:
         """Booleans that broadcast to the scores of the tile, or None when everything is allowed."""

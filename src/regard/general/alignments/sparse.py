@@ -13,6 +13,7 @@ from regard.general.alignments.base import Alignment, masked, readable, softmax
 from regard.ops.call import Tile
 from regard.ops.fill import where
 from regard.ops.forms import wide
+from regard.ops.sparse import aligned, by_kernel
 
 _BISECTIONS = 60
 
@@ -67,7 +68,7 @@ class Entmax(Alignment):
         return self.fixed_alpha if self.alpha_logit is None else 1 + wide(self.alpha_logit).sigmoid()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
-        return entmax(scores, mask, self.alpha)
+        return entmax(scores, mask, self.alpha, kernels=tile.tiled)
 
     def extra_repr(self) -> str:
         alpha = self.alpha.item() if isinstance(self.alpha, Tensor) else self.alpha
@@ -102,8 +103,8 @@ class Sparsemax(Entmax):
         super().__init__(2.0)
 
 
-def entmax(scores: Tensor, mask: Tensor | None, alpha: float | Tensor) -> Tensor:
-    """Weights of complete rows; zeros where nothing is allowed."""
+def entmax(scores: Tensor, mask: Tensor | None, alpha: float | Tensor, kernels: bool = False) -> Tensor:
+    """Weights of complete rows; zeros where nothing is allowed. Only where `kernels` are welcome is one taken, on a GPU."""
     if scores.shape[-1] == 0:
         return scores
     # Closer to one the power 1 / (alpha - 1) multiplies rounding by more than alpha still differs from softmax.
@@ -112,6 +113,8 @@ def entmax(scores: Tensor, mask: Tensor | None, alpha: float | Tensor) -> Tensor
         alpha = alpha + (alpha.clamp(min=closest) - alpha).detach()
     elif alpha < closest:
         return softmax(scores, mask)
+    if kernels and by_kernel(scores, alpha):
+        return aligned(scores, mask, alpha)
     scores = masked(scores, mask)
     allowed = readable(scores, None)
     alive = allowed.any(-1, keepdim=True)
