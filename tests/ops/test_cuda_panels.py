@@ -9,6 +9,9 @@ import regard as rg
 from tests.ops.additive_cases import PANELS, WIDTH, Case
 from tests.ops.additive_cases import check as check_attention
 from tests.ops.panel_cases import Panel, check, watched
+from tests.ops.sparse_cases import Rows
+from tests.ops.sparse_cases import check as check_rows
+from tests.ops.sparse_cases import watched as watched_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -46,9 +49,34 @@ ATTENTIONS = (
 
 @pytest.mark.parametrize("case", ATTENTIONS, ids=str)
 def test_attention_is_as_exact_as_the_dense_execution(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = watched(monkeypatch)
+    taken, rows = watched(monkeypatch), watched_rows(monkeypatch)
     check_attention(case, "cuda")
     assert set(taken) == {"panel", "gradients"}
+    assert set(rows) == {"aligned", "gradients"}
+
+
+ROWS = (
+    *(Rows(alpha, n=n, rows=70) for alpha in (2.0, 1.5, 1.3, 3.0) for n in (1, 37, 500, 1024, 2048)),
+    *(Rows(alpha, n=n, rows=30, reach=reach) for alpha in (2.0, 1.5, 1.3) for n, reach in ((5000, 0.01), (8192, 1e4), (16_384, 1.0))),
+    *(Rows(alpha, n=333, rows=130, dtype=dtype, mask="keys") for alpha in (2.0, 1.5, 1.3) for dtype in (F16, BF16)),
+    *(Rows(alpha, n=300, rows=70, learned=True) for alpha in (1.1, 1.5, 1.9)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+def test_sparse_rows_are_as_exact_as_the_equation(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_rows(rows, "cuda", monkeypatch)
+
+
+def test_sparse_rows_too_long_for_a_program_are_aligned_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = watched_rows(monkeypatch)
+    attend = rg.Attention("dot", "sparsemax").cuda()
+    x = torch.randn(1, 16_385, WIDTH, device="cuda")
+    with rg.execution("blockwise"):
+        attend(x[:, :3], x)
+        assert rows == []
+        attend(x[:, :3], x[:, 1:])
+    assert rows == ["aligned"]
 
 
 @pytest.mark.parametrize("name", ["reinforced", "structured"])

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.library import opcheck
 
 import regard as rg
-from regard.ops import additive, axes, fused
+from regard.ops import additive, axes, fused, sparse
 from regard.ops.additive import additive_scores, additive_scores_backward
 from regard.ops.triton import additive_panel
 from tests.ops.additive_cases import PANELS, WIDTH, Case
 from tests.ops.additive_cases import check as check_attention
 from tests.ops.panel_cases import Panel, check, equation, watched
+from tests.ops.sparse_cases import watched as watched_rows
 
 F16, BF16 = torch.float16, torch.bfloat16
 
@@ -26,6 +27,7 @@ def _kernels_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     real, empty = additive.why_not_by_kernel, torch.empty
     monkeypatch.setattr(additive, "why_not_by_kernel", lambda device, *rest: real("cuda", *rest))
     monkeypatch.setattr(fused, "why_not_kernel", lambda call: None)
+    monkeypatch.setattr(sparse, "on_device", lambda x: True)
 
     def poisoned(*args, **kwargs) -> Tensor:
         made = empty(*args, **kwargs)
@@ -189,12 +191,13 @@ ATTENTIONS = (
 
 @pytest.mark.parametrize("case", ATTENTIONS, ids=str)
 def test_attention_by_panels_is_as_exact_as_the_dense_execution(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = watched(monkeypatch)
+    taken, rows = watched(monkeypatch), watched_rows(monkeypatch)
     check_attention(case, "cpu")
     panels = math.ceil(case.nq / (case.panel or case.nq))
     # Several panels are computed again in the backward.
     assert taken.count("panel") == 2 * panels * (2 if panels > 1 else 1)
-    assert taken.count("gradients") == 2 * panels
+    assert taken.count("gradients") == rows.count("gradients") == 2 * panels
+    assert taken.count("panel") == rows.count("aligned")
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax, learned"])

@@ -132,7 +132,7 @@ def test_any_strides(layout: str) -> None:
         results = []
         for weights in (aligned, entmax):
             p = weights(z, given, 1.5)
-            results.append((p, *torch.autograd.grad(p * torch.arange(5 if layout != "transposed" else 5), z, grad)))
+            results.append((p, *torch.autograd.grad(p * torch.arange(5), z, grad)))
         torch.testing.assert_close(*results)
 
 
