@@ -80,8 +80,10 @@ def _by_newton(x, power, KIND: tl.constexpr, BM: tl.constexpr):
         apart = tl.where(inside, x - mean[:, None], 0.0)
         rest = tl.maximum(tl.div_rn(1.0 - tl.sum(apart * apart, 1), size), 1.1754943508222875e-38)
         slack = tl.where(inside, tl.maximum(x - (mean - tl.sqrt_rn(rest))[:, None], 0.0), 0.0)
-        return slack * slack
-    return _power(x - tau[:, None], power)
+        p = slack * slack
+    else:
+        p = _power(x - tau[:, None], power)
+    return p
 
 
 @triton.jit
@@ -192,7 +194,8 @@ def _blocks(rows: int, n: int) -> tuple[tuple[int], dict[str, int]]:
     """The grid, and rows and numbers of a program."""
     width = max(16, triton.next_power_of_2(n))
     each = min(max(1, ELEMENTS // width), triton.next_power_of_2(rows)) if width <= 512 else 1
-    warps = 4 if width <= 2048 else 8 if width <= 8192 else 16
+    # 16 numbers a thread leave a processor room for 32 warps.
+    warps = 4 if width <= 2048 else 8 if width <= 4096 else 16
     return (triton.cdiv(rows, each),), {"BM": each, "BN": width, "num_warps": warps}
 
 
