@@ -194,7 +194,7 @@ def _blocks(rows: int, n: int) -> tuple[tuple[int], dict[str, int]]:
     """The grid, and rows and numbers of a program."""
     width = max(16, triton.next_power_of_2(n))
     each = min(max(1, ELEMENTS // width), triton.next_power_of_2(rows)) if width <= 512 else 1
-    # 16 numbers a thread leave a processor room for 32 warps.
+    # With more than 16 numbers a thread, registers leave a processor fewer warps at once.
     warps = 4 if width <= 2048 else 8 if width <= 4096 else 16
     return (triton.cdiv(rows, each),), {"BM": each, "BN": width, "num_warps": warps}
 
