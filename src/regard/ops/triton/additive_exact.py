@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.triton.additive_tile import (
-    SHARED_RANGE,
     SIZES,
     Conditions,
     Exact,
@@ -115,10 +114,9 @@ def forward_kernel(
         if HAS_MASK or LOCAL:
             seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
         if seen > 0:
-            # A comparison with NaN is false, so NaN takes the plain path and comes out as NaN.
-            shared = a_top + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
+            reach = a_top + largest(UMAX + lead * N, n, n_in, SHARE)
             s = scores(
-                A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
+                A, U, EA, EU, W, BIAS, m, n, m_in, n_in, reach, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
             )  # fmt: skip
             s = tl.where(ok, s, float("-inf"))

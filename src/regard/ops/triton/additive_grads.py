@@ -23,7 +23,6 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.triton.additive_tile import (
-    SHARED_RANGE,
     SIZES,
     Conditions,
     Exact,
@@ -109,9 +108,9 @@ def query_grad_kernel(
         if HAS_MASK or LOCAL:
             seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
         if seen > 0:
-            shared = a_top + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
+            reach = a_top + largest(UMAX + lead * N, n, n_in, SHARE)
             s = scores(
-                A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
+                A, U, EA, EU, W, BIAS, m, n, m_in, n_in, reach, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
             )  # fmt: skip
             v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
@@ -133,7 +132,7 @@ def query_grad_kernel(
             if WANTED:
                 tl.store(DBIAS + m[:, None].to(tl.int64) * N + n[None, :], g, mask=m_in[:, None] & n_in[None, :])
             add_gradients(
-                g, A, U, EA, EU, W, DA, DW, m, n, m_in, n_in, shared, sad, sam, sud, sun, std, stt, slope, D,
+                g, A, U, EA, EU, W, DA, DW, m, n, m_in, n_in, reach, sad, sam, sud, sun, std, stt, slope, D,
                 ACT, SHARE, FAST, PADDED, True,
             )  # fmt: skip
     if GAUSSIAN != 0:
@@ -217,9 +216,9 @@ def key_grad_kernel(
             if CHOICE == 0 or LEARNS:
                 lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
                 delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
-                shared = largest(AMAX + lead * NQ, m, m_in, SHARE) + u_top <= SHARED_RANGE
+                reach = largest(AMAX + lead * NQ, m, m_in, SHARE) + u_top
                 s = scores(
-                    U, A, EU, EA, W, BIAS, n, m, n_in, m_in, shared, sud, sun, sad, sam, sbn, sbm, slope, D,
+                    U, A, EU, EA, W, BIAS, n, m, n_in, m_in, reach, sud, sun, sad, sam, sbn, sbm, slope, D,
                     ACT, SHARE, HAS_BIAS, FAST, PADDED, BN, BM,
                 )  # fmt: skip
                 x = tl.dot(v, tl.trans(do), input_precision=PRECISION)
@@ -230,7 +229,7 @@ def key_grad_kernel(
                 soft, px, g = _gradient_of_scores(s, x, gain, ok, lse[None, :], delta[None, :])
                 tl.store(EXCESS + (lead * tl.num_programs(0) + tl.program_id(0)) * NQ + m, tl.sum(g, 0), mask=m_in)
                 add_gradients(
-                    g, U, A, EU, EA, W, DU, DU, n, m, n_in, m_in, shared, sud, sun, sad, sam, std, stt, slope, D,
+                    g, U, A, EU, EA, W, DU, DU, n, m, n_in, m_in, reach, sud, sun, sad, sam, std, stt, slope, D,
                     ACT, SHARE, FAST, PADDED, False,
                 )  # fmt: skip
                 if CHOICE == 0:

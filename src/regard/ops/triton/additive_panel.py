@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.triton.additive_tile import (
-    SHARED_RANGE,
     Exact,
     add_gradients,
     arithmetic,
@@ -36,7 +35,7 @@ __all__ = ["gradients", "panel", "supports"]
 PROGRAMS = 512
 # Tokens of either side in a tile.
 BLOCK = 64
-# Hidden units summed before the sum is added to the others, an even number: a chain of hundreds of additions would round too much.
+# Hidden units summed before the sum is added to the others, a multiple of four: a chain of hundreds of additions would round too much.
 GROUP = tl.constexpr(64)
 
 
@@ -51,13 +50,12 @@ def panel_kernel(
     m = tl.program_id(0) // across * BM + tl.arange(0, BM)
     n = tl.program_id(0) % across * BN + tl.arange(0, BN)
     m_in, n_in = m < NQ, n < N
-    # A comparison with NaN is false, so NaN takes the plain path and comes out as NaN.
-    shared = largest(AMAX + lead * NQ, m, m_in, SHARE) + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
+    reach = largest(AMAX + lead * NQ, m, m_in, SHARE) + largest(UMAX + lead * N, n, n_in, SHARE)
     s = tl.zeros((BM, BN), dtype=tl.float32)
     for d in range(0, D, GROUP):
         at_a, at_u = lead * sal + d * sad, lead * sul + d * sud
         s += scores(
-            A + at_a, U + at_u, EA + at_a, EU + at_u, W + lead * swl + d, W, m, n, m_in, n_in, shared,
+            A + at_a, U + at_u, EA + at_a, EU + at_u, W + lead * swl + d, W, m, n, m_in, n_in, reach,
             sad, sam, sud, sun, 0, 0, slope, tl.minimum(D - d, GROUP), ACT, SHARE, False, FAST, PADDED, BM, BN,
         )  # fmt: skip
     tl.store(E + (lead * NQ + m[:, None]) * N + n[None, :], s, mask=m_in[:, None] & n_in[None, :])
@@ -94,9 +92,9 @@ def side_kernel(
         c_in = c < columns
         at = r[:, None].to(tl.int64) * sgr + c[None, :].to(tl.int64) * sgc
         g = nothing(BLOCK, BLOCK) + tl.load(G + at, mask=r_in[:, None] & c_in[None, :], other=0.0).to(tl.float32)
-        shared = r_top + largest(CMAX + lead * columns, c, c_in, SHARE) <= SHARED_RANGE
+        reach = r_top + largest(CMAX + lead * columns, c, c_in, SHARE)
         add_gradients(
-            g, R, C, ER, EC, W, DX, DW, r, c, r_in, c_in, shared, srd, srt, scd, sct, srd, srt, slope, D,
+            g, R, C, ER, EC, W, DX, DW, r, c, r_in, c_in, reach, srd, srt, scd, sct, srd, srt, slope, D,
             ACT, SHARE, FAST, PADDED, not KEYS,
         )  # fmt: skip
 

@@ -3,11 +3,11 @@ r"""Scores of a tile of additive attention, exactly, in float32: one activation 
 $$s_{ij} = \sum_d w_d\, \mathrm{act}(a_{id} + u_{jd}) + b_{ij}$$
 
 For tanh, $\tanh(a+u) = 1 - 2r$ with $r = 1/(1 + e^{2a} e^{2u})$: the exponentials are per token, and two hidden units share a
-reciprocal, $w_1/x_1 + w_2/x_2 = (w_1 x_2 + w_2 x_1)/(x_1 x_2)$. A tile in which that could overflow computes each pair's own
-exponential instead.
+reciprocal, $w_1/x_1 + w_2/x_2 = (w_1 x_2 + w_2 x_1)/(x_1 x_2)$; where the scores alone are asked for, two such pairs share one again. A
+tile in which that could overflow shares less, or computes each pair's own exponential.
 
 Scores are symmetric in a and u: the rows of a tile are the tokens that a program owns, queries or keys, its columns those of the other side.
-What is summed along rows then stays within four threads. A pair of hidden units takes six additions and products and one
+What is summed along rows then stays within four threads. Four hidden units take fourteen additions and products and one
 reciprocal for each pair of tokens, and everything else in the loop over units is kept small beside that: room behind the last token instead
 of a mask for every load, and the layout of a matrix product, in which a thread holds two rows and reads the columns two at a time.
 """
@@ -28,7 +28,7 @@ from regard.ops.triton.align import Align
 # Arguments whose values make no quicker code: a sequence of another length is not worth another compilation.
 SIZES = ("NQ", "N", "D", "DV", "sml", "smm", "sbl", "sbm", "spl", "first_query")
 
-# Two reciprocals are shared while |a| + |u| stays below this: (1 + e^42)^2 is still a float32.
+# Two hidden units share a reciprocal while |a| + |u| stays below this, four below its half: (1 + e^42)^2 is still a float32.
 SHARED_RANGE = tl.constexpr(21.0)
 
 # Tokens of the widest tile; tokens that are laid out have room for a multiple of it.
@@ -98,18 +98,23 @@ def _sum_of_units(
     R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, shared: tl.constexpr, slope, D,
     ACT: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile. For tanh and sigmoid R and C hold exponentials while `shared`, raw sums otherwise."""
+    """Scores of a tile. For tanh and sigmoid R and C hold exponentials where one or two pairs are `shared`, raw sums otherwise."""
     s = nothing(BR, BC)
-    if shared:
+    if shared > 0:
         total = 0.0
         r1, r2, c1, c2, w1, w2 = two_units(R, C, W, 0, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
-        for d in range(0, D, 2):
-            x1, x2 = 1.0 + r1[:, None] * c1[None, :], 1.0 + r2[:, None] * c2[None, :]
-            above = w1 * x2 + w2 * x1
+        for d in range(0, D, 2 * shared):
+            above, below = fraction(r1, r2, c1, c2, w1, w2)
             total += w1 + w2
             ahead = tl.minimum(d + 2, D - 2)
             r1, r2, c1, c2, w1, w2 = two_units(R, C, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
-            s += above * _reciprocal(x1 * x2, FAST)
+            if shared == 2:
+                above2, below2 = fraction(r1, r2, c1, c2, w1, w2)
+                total += w1 + w2
+                ahead = tl.minimum(d + 4, D - 2)
+                r1, r2, c1, c2, w1, w2 = two_units(R, C, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
+                above, below = above * below2 + above2 * below, below * below2
+            s += above * _reciprocal(below, FAST)
         s = total - (2.0 if ACT == 0 else 1.0) * s
     else:
         for d in range(0, D):
@@ -119,6 +124,13 @@ def _sum_of_units(
             h, g = activate(row[:, None] + column[None, :], ACT, slope)
             s += w * h
     return s
+
+
+@triton.jit
+def fraction(r1, r2, c1, c2, w1, w2):
+    """Numerator and denominator of w1/x1 + w2/x2."""
+    x1, x2 = 1.0 + r1[:, None] * c1[None, :], 1.0 + r2[:, None] * c2[None, :]
+    return w1 * x2 + w2 * x1, x1 * x2
 
 
 @triton.jit
@@ -139,14 +151,19 @@ def largest(TOP, at, inside, SHARE: tl.constexpr):
 
 @triton.jit
 def scores(
-    R, C, ER, EC, W, BIAS, r, c, r_in, c_in, shared, srd, srt, scd, sct, sbr, sbc, slope, D,
+    R, C, ER, EC, W, BIAS, r, c, r_in, c_in, reach, srd, srt, scd, sct, sbr, sbc, slope, D,
     ACT: tl.constexpr, SHARE: tl.constexpr, HAS_BIAS: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile, bias included."""
-    if SHARE and shared:
-        s = _sum_of_units(ER, EC, W, r, c, r_in, c_in, srd, srt, scd, sct, True, slope, D, ACT, FAST, PADDED, BR, BC)
+    """Scores of a tile, bias included; `reach` is the largest |a| + |u| in it.
+
+    A comparison with NaN is false, so NaN takes the plain path and comes out as NaN.
+    """
+    if SHARE and reach <= 0.5 * SHARED_RANGE:
+        s = _sum_of_units(ER, EC, W, r, c, r_in, c_in, srd, srt, scd, sct, 2, slope, D, ACT, FAST, PADDED, BR, BC)
+    elif SHARE and reach <= SHARED_RANGE:
+        s = _sum_of_units(ER, EC, W, r, c, r_in, c_in, srd, srt, scd, sct, 1, slope, D, ACT, FAST, PADDED, BR, BC)
     else:
-        s = _sum_of_units(R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, False, slope, D, ACT, FAST, PADDED, BR, BC)
+        s = _sum_of_units(R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, 0, slope, D, ACT, FAST, PADDED, BR, BC)
     if HAS_BIAS:
         s += tl.load(BIAS + r[:, None] * sbr + c[None, :] * sbc, mask=r_in[:, None] & c_in[None, :], other=0.0)
     return s
@@ -179,7 +196,7 @@ def queries(ORDER, slot, NQ, ORDERED: tl.constexpr):
 
 @triton.jit
 def add_gradients(
-    g, R, C, ER, EC, W, DX, DW, r, c, r_in, c_in, shared, srd, srt, scd, sct, std, stt, slope, D,
+    g, R, C, ER, EC, W, DX, DW, r, c, r_in, c_in, reach, srd, srt, scd, sct, std, stt, slope, D,
     ACT: tl.constexpr, SHARE: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, WITH_W: tl.constexpr,
 ):  # fmt: skip
     """Add what a tile of G gives to the tokens along its rows, (hidden unit, token); WITH_W, also their part of the gradient of w.
@@ -188,7 +205,7 @@ def add_gradients(
     """
     DX += r * stt
     DW += r * stt
-    if SHARE and shared:
+    if SHARE and reach <= SHARED_RANGE:
         gain = 4.0 if ACT == 0 else 1.0
         back = 2.0 if ACT == 0 else 1.0
         whole = tl.sum(g, 1)
@@ -268,7 +285,7 @@ class Exact:
         self.width, self.nq, self.n = a.shape[-1], a.shape[1], u.shape[1]
         self.padded = prepare
         self.share = prepare and self.code in (TANH, SIGMOID)
-        pad = self.width % 2 if prepare else 0
+        pad = -self.width % 4 if prepare else 0
         self.a, self.u = a, u
         self.w = torch.nn.functional.pad(w.float(), (0, pad)) if pad else w.float().contiguous()
         self.ea, self.eu, self.a_top, self.u_top = a, u, a, u

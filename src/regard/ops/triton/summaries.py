@@ -16,7 +16,6 @@ from torch import Tensor
 from regard.ops.triton import summaries_sine
 from regard.ops.triton.additive_sine import plan_size, uses_sines
 from regard.ops.triton.additive_tile import (
-    SHARED_RANGE,
     Conditions,
     Exact,
     allowed,
@@ -81,9 +80,9 @@ def rows_kernel(
         if HAS_MASK:
             seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
         if seen > 0:
-            shared = a_top + largest(UMAX + lead * N, n, n_in, SHARE) <= SHARED_RANGE
+            reach = a_top + largest(UMAX + lead * N, n, n_in, SHARE)
             s = scores(
-                A, U, EA, EU, W, BIAS, m, n, m_in, n_in, shared, sad, sam, sud, sun, sbm, sbn, slope, D,
+                A, U, EA, EU, W, BIAS, m, n, m_in, n_in, reach, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
             )  # fmt: skip
             s = tl.where(ok, s * LOG2E, float("-inf"))
@@ -133,9 +132,9 @@ def keys_kernel(
         m = start + tl.arange(0, BN)
         m_in = m < NQ
         lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
-        shared = u_top + largest(AMAX + lead * NQ, m, m_in, SHARE) <= SHARED_RANGE
+        reach = u_top + largest(AMAX + lead * NQ, m, m_in, SHARE)
         s = scores(
-            U, A, EU, EA, W, BIAS, n, m, n_in, m_in, shared, sud, sun, sad, sam, sbn, sbm, slope, D,
+            U, A, EU, EA, W, BIAS, n, m, n_in, m_in, reach, sud, sun, sad, sam, sbn, sbm, slope, D,
             ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
         )  # fmt: skip
         attends = m_in & (lse != float("-inf"))
