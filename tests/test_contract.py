@@ -100,6 +100,12 @@ def test_cases_hold_unread_rows_of_every_kind():
             assert not unread.all()
 
 
+@every_case
+def test_every_parameter_has_an_axis_to_be_split_along(case):
+    """What spreads parameters over processes, such as torch's `fully_shard`, refuses those without."""
+    assert not [name for name, x in case.build().named_parameters() if x.ndim == 0]
+
+
 @every_execution
 @every_case
 def test_a_row_with_nothing_to_attend_to_is_zero_and_so_are_its_gradients(case, execution):

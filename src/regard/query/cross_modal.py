@@ -115,14 +115,14 @@ class CrossModalAttention(nn.Module):
         if not 0 < temperature < math.inf:
             raise ValueError(refusal("temperature", temperature, "a finite number > 0"))
         self.P_a, self.P_b = matrix(shared_dim, first_dim), matrix(shared_dim, second_dim)
-        self.log_temperature = nn.Parameter(torch.tensor(float(temperature)).log())
+        self.log_temperature = nn.Parameter(torch.tensor([float(temperature)]).log())
         built = attentions(dict.fromkeys(_SIDES, (shared_dim, shared_dim)), "dot", align, options)
         self.first, self.second = (built[name] for name in _SIDES)
 
     @property
     def temperature(self) -> Tensor:
         r"""$\tau$ as it is now."""
-        return self.log_temperature.exp()
+        return self.log_temperature[0].exp()
 
     def forward(
         self,

@@ -27,18 +27,20 @@ from regard.recipes.look import keep_attention
 from regard.recipes.progress import Progress
 from regard.recipes.recipe import Judged, Recipe, one_of
 from regard.recipes.runs import CURVE, METRICS, PREDICTIONS, RUN, SIGNATURES, STATE, Run
-from regard.recipes.spread import gathered, optimizer_state, place_optimizer_state, weights_of
+from regard.recipes.spread import gathered, optimizer_state, place_optimizer_state, spread, touched, weights_of
 
 try:
     from lightning.fabric import Fabric
+    from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 except ImportError as error:
     raise ImportError(missing_extra("lightning", "train", "regard run")) from error
 
 
 # Updates between two looks at the losses; to look at every one would make the device wait at every update.
 _LOOK = 20
-# Some attentions leave parameters alone in some updates: a hop that is not reached, an option that is not chosen.
-_STRATEGIES = {"auto": "auto", "ddp": "ddp_find_unused_parameters_true", "fsdp": "fsdp"}
+_STRATEGIES = ("auto", "ddp", "fsdp")
+# What Lightning knows how to do with parameters that are spread.
+_PRECISIONS_SPREAD = ("32-true", "bf16-mixed", "bf16-true", "16-true")
 
 
 def training_loss(model: TaskModel, batch: Batch) -> Tensor:
@@ -47,9 +49,11 @@ def training_loss(model: TaskModel, batch: Batch) -> Tensor:
     The reward of an example is the log-probability of what is right, and is held against the mean of the others' (REINFORCE with a
     leave-one-out baseline: Kool et al. 2019, https://openreview.net/forum?id=r1lgTGL5DE).
     """
-    if not _learns_by_reward(model):
-        return model.loss(model(batch), batch)
-    return _rewarded_loss(model, batch)
+    return (_rewarded_loss if _learns_by_reward(model) else _plain_loss)(model, batch)
+
+
+def _plain_loss(model: TaskModel, batch: Batch) -> Tensor:
+    return model.loss(model(batch), batch)
 
 
 def _learns_by_reward(model: TaskModel) -> bool:
@@ -75,9 +79,8 @@ class _Loss(nn.Module):
         self.by_reward = _learns_by_reward(model)
 
     def forward(self, held: _Held) -> Tensor:
-        if self.by_reward:
-            return _rewarded_loss(self.model, held.batch)
-        return self.model.loss(self.model(held.batch), held.batch)
+        loss = _rewarded_loss if self.by_reward else _plain_loss
+        return loss(self.model, held.batch) + touched(self)
 
 
 class _Held:
@@ -120,7 +123,7 @@ class _Training:
         self.rates = [group["lr"] for group in optimizer.param_groups]
         if state is not None:
             try:
-                place_optimizer_state(self.loss, optimizer, state)
+                place_optimizer_state(optimizer, state)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     refusal("resume", f"a state of another optimiser: {error}", "one of this run")
@@ -200,7 +203,7 @@ class _Training:
         bar.show(self.update, self.seen)
         # Where parameters are spread over processes, all of them take part in putting them together.
         weights = {name.removeprefix("model."): x for name, x in weights_of(self.loss).items()}
-        optimizer = optimizer_state(self.loss, self.optimizer.optimizer)
+        optimizer = optimizer_state(self.optimizer.optimizer)
         perfect = value == (0.0 if recipe.lower else 1.0) and self.since >= 1
         done = self.since >= recipe.patience or perfect or self.update >= recipe.steps
         if speaks:
@@ -253,9 +256,12 @@ def evaluated(
 
 def check_processes(recipe: Recipe, devices: int, strategy: str) -> None:
     """Refuse processes that cannot share an update."""
-    one_of("strategy", strategy, tuple(_STRATEGIES))
+    one_of("strategy", strategy, _STRATEGIES)
     if not 1 <= devices <= recipe.batch:
         raise ValueError(refusal("devices", devices, f"from 1 to the examples of an update, batch={recipe.batch}"))
+    if strategy == "fsdp" and recipe.precision not in _PRECISIONS_SPREAD:
+        expected = "one of " + ", ".join(_PRECISIONS_SPREAD) + ", since strategy='fsdp'"
+        raise ValueError(refusal("precision", repr(recipe.precision), expected))
 
 
 def train(
@@ -317,10 +323,20 @@ def _fabric(recipe: Recipe, devices: int, strategy: str) -> Fabric:
     # Which devices there are, and what else could be bought, is not what was asked.
     for name in ("lightning.fabric", "lightning.fabric.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    how: Any = "auto"
+    if strategy == "fsdp":
+        how = ModelParallelStrategy(
+            lambda module, mesh: spread(module, mesh["data_parallel"]),
+            data_parallel_size=devices,
+            tensor_parallel_size=1,
+        )
+    elif devices > 1:
+        # Some attentions leave parameters alone in some updates: a hop that is not reached, an option that is not chosen.
+        how = "ddp_find_unused_parameters_true"
     return Fabric(
         accelerator="auto",
         devices=devices,
-        strategy=_STRATEGIES[strategy if devices > 1 or strategy == "fsdp" else "auto"],
+        strategy=how,
         precision=recipe.precision,  # type: ignore[arg-type]
     )
 

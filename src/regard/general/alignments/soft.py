@@ -61,13 +61,13 @@ class Soft(Alignment):
             raise ValueError(
                 refusal("temperature", temperature, "a number from 1e-13 to 1e13, since it is learned there")
             )
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature))) if learnable else None
+        self.log_temperature = nn.Parameter(torch.tensor([math.log(temperature)])) if learnable else None
 
     @property
     def temperature_of_softmax(self) -> float | Tensor:
         if self.log_temperature is None:
             return self.temperature
-        return wide(self.log_temperature).clamp(-_LOG_RANGE, _LOG_RANGE).exp()
+        return wide(self.log_temperature[0]).clamp(-_LOG_RANGE, _LOG_RANGE).exp()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         if self.log_temperature is not None or self.temperature != 1.0:

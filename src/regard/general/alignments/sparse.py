@@ -60,12 +60,12 @@ class Entmax(Alignment):
         if learnable and not 1 < alpha < 2:
             raise ValueError(refusal("alpha", alpha, "a number strictly between 1 and 2, since it is learned there"))
         self.fixed_alpha = float(alpha)
-        self.alpha_logit = nn.Parameter(torch.logit(torch.tensor(alpha - 1.0))) if learnable else None
+        self.alpha_logit = nn.Parameter(torch.logit(torch.tensor([alpha - 1.0]))) if learnable else None
 
     @property
     def alpha(self) -> float | Tensor:
         """The exponent in force."""
-        return self.fixed_alpha if self.alpha_logit is None else 1 + wide(self.alpha_logit).sigmoid()
+        return self.fixed_alpha if self.alpha_logit is None else 1 + wide(self.alpha_logit[0]).sigmoid()
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         return entmax(scores, mask, self.alpha, kernels=tile.tiled)

@@ -42,7 +42,7 @@ def vector(*shape: int) -> nn.Parameter:
 
 
 def zeros(*shape: int) -> nn.Parameter:
-    """A bias."""
+    """A bias; that of a single number is a vector of one, since what spreads parameters over processes splits an axis."""
     return nn.Parameter(torch.zeros(shape))
 
 

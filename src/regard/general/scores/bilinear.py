@@ -266,12 +266,12 @@ class ActivatedGeneral(General):
         heads: Heads = (),
     ) -> None:
         super().__init__(query_dim, key_dim, features, heads)
-        self.b = zeros(*self.axes)
+        self.b = zeros(*(self.axes or (1,)))
         self.activation = resolve(activation)
         self.is_activated = not self.activation.is_identity
         # A module among the callables keeps its own parameters: it must be found by .parameters().
         self.activation_module = activation if isinstance(activation, nn.Module) else None
 
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
-        offset = self.b[..., None, None] if self.axes else self.b
+        offset = self.b[..., None, None] if self.axes else self.b[0]
         return self.form(query, key, self.activation, offset)

@@ -44,7 +44,7 @@ class Cosine(Score):
         if not beta > 0:
             raise ValueError(refusal("beta", beta, "a number > 0"))
         self.beta = float(beta)
-        self.log_beta = nn.Parameter(torch.tensor(self.beta).log()) if learnable else None
+        self.log_beta = nn.Parameter(torch.tensor([self.beta]).log()) if learnable else None
 
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
         assert query is not None

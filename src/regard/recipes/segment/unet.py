@@ -55,7 +55,7 @@ class UNet(nn.Module):
         self.gates = nn.ModuleList([] if gate is None else [gate((fine, coarse)) for fine, coarse in pairwise(every)])
         self.bottom, self.out_dim = bottom, every[0]
         # From zero: the network begins without attention, and takes to it as it learns.
-        self.gamma = None if bottom is None else nn.Parameter(torch.zeros(()))
+        self.gamma = None if bottom is None else nn.Parameter(torch.zeros(1))
         self.multiple = 2 ** len(every)
 
     def forward(self, image: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
