@@ -120,11 +120,11 @@ def biased_general(s: nn.Module, q: Tensor, k: Tensor, W: Tensor, b: Tensor) -> 
 
 
 def activated_general(s: nn.Module, q: Tensor, k: Tensor, W: Tensor, b: Tensor) -> Tensor:
-    return _activation(s)(dot(k, times(W, q)) + b)
+    return _activation(s)(dot(k, times(W, q)) + b.squeeze())
 
 
 def cosine(s: nn.Module, q: Tensor, k: Tensor) -> Tensor:
-    beta = s.beta if s.log_beta is None else s.log_beta.exp()
+    beta = s.beta if s.log_beta is None else s.log_beta[0].exp()
     return beta * dot(q, k) / (norm(q).clamp(min=1e-8) * norm(k).clamp(min=1e-8))
 
 
@@ -352,7 +352,7 @@ def _local(a: nn.Module, e: Row, allowed: Sequence[bool], x: Facts) -> Weights:
 
 
 def _soft(a: nn.Module, e: Row, allowed: Sequence[bool], x: Facts) -> Weights:
-    return soft(e, allowed, a.temperature if a.log_temperature is None else a.log_temperature.exp())
+    return soft(e, allowed, a.temperature if a.log_temperature is None else a.log_temperature[0].exp())
 
 
 def _entmax(a: nn.Module, e: Row, allowed: Sequence[bool], x: Facts) -> Weights:
