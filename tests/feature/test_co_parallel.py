@@ -8,7 +8,8 @@ import torch
 import regard as rg
 from regard.feature import affinity
 from regard.feature.co_parallel import Trilinear
-from regard.general.masks import Pairs, Sizes
+from regard.general.bound import Sizes
+from regard.general.masks import Pairs
 from tests import oracles
 from tests.cases import assert_same, scrambled
 from tests.feature.common import (

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard as rg
-from regard.general.masks import Bound, Mask, Sizes, as_mask
+from regard.general.bound import Bound, Sizes
+from regard.general.masks import Mask, as_mask
 from tests import cases
 from tests.cases import D_V, assert_same, scrambled
 
@@ -159,7 +160,7 @@ def test_bands_align_the_last_query_with_the_last_key(nq: int, n: int) -> None:
 
 @pytest.mark.parametrize("scan", [1, 7, 1 << 22])
 def test_a_scan_in_pieces_sees_what_one_look_sees(scan: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.general.masks._SCAN_ELEMENTS", scan)
+    monkeypatch.setattr("regard.general.bound._SCAN_ELEMENTS", scan)
     s = Sizes((2,), 5, 7)
     bound = (rg.Where(lambda i, j: (i + j) % 3 == 1) & (torch.rand(2, 5, 7) > 0.6)).bind(s)
     whole = written_out(bound, s)

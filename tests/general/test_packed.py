@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from regard.general.alignments.reinforced import ReinforcedPairs
-from regard.general.masks import Sizes
+from regard.general.bound import Sizes
 
 CPU = torch.device("cpu")
 SEQUENCES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=6)

@@ -176,7 +176,7 @@ def test_paths_copies_and_names():
 
 @pytest.mark.parametrize(("nq", "n"), [(1, 1), (1, 3), (3, 1), (3, 3), (2, 5), (0, 2), (2, 0)])
 def test_others_knows_its_keys_and_rows(nq, n):
-    bound = rg.Others().bind(rg.general.masks.Sizes((), nq, n))
+    bound = rg.Others().bind(rg.general.bound.Sizes((), nq, n))
     whole = bound.tile(range(nq), range(n), torch.device("cpu"))
     assert torch.equal(bound.keys(torch.device("cpu")), whole.any(0))
     assert torch.equal(bound.rows(torch.device("cpu")), whole.any(1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.general.masks import Sizes
+from regard.general.bound import Sizes
 from regard.transformer import Slot
 from regard.transformer.sharing import Shared, share
 from tests.cases import assert_same, scrambled

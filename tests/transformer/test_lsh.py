@@ -38,7 +38,7 @@ def allowed_of(mask, b: int, n: int) -> list[list[list[bool]]]:
     """A mask written out, (B, N, N)."""
     if mask is None:
         return [[[True] * n] * n] * b
-    bound = rg.general.masks.as_mask(mask).bind(rg.general.masks.Sizes((b,), n, n))
+    bound = rg.general.masks.as_mask(mask).bind(rg.general.bound.Sizes((b,), n, n))
     return bound.tile(range(n), range(n), torch.device("cpu")).expand(b, n, n).tolist()
 
 

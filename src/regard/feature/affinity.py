@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.general.masks import Bound, Mask, Sizes
+from regard.general.bound import Bound, Sizes
+from regard.general.masks import Mask
 from regard.ops.blockwise import panels, recomputed
 from regard.ops.call import Call
 from regard.ops.dispatch import autocasting, choose, rows_of_panel

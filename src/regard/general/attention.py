@@ -15,7 +15,8 @@ from regard import catalog
 from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment, Soft
 from regard.general.alignments.soft import softmax_of_allowed
-from regard.general.masks import Bound, Mask, Sizes, as_mask, broadcasts
+from regard.general.bound import Bound, Sizes, broadcasts
+from regard.general.masks import Mask, as_mask
 from regard.general.scores import Score
 from regard.ops import hooks
 from regard.ops.call import Bias, Call, assuming

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.general.masks import Bound, Mask, Sizes, _BoundBand
+from regard.general.bound import Bound, BoundBand, Sizes
+from regard.general.masks import Mask
 from regard.ops.fill import where
 from regard.ops.packed import Pieces
 
@@ -89,8 +90,8 @@ class _BoundPacked(Bound):
     def joined(self, other: Bound) -> Bound | None:
         pieces = self.sequences
         if isinstance(other, _BoundPacked) and other.sequences[:2] == pieces[:2]:
-            band: Pieces | _BoundBand = other.sequences
-        elif isinstance(other, _BoundBand):
+            band: Pieces | BoundBand = other.sequences
+        elif isinstance(other, BoundBand):
             band = other
         else:
             return None

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.general.masks import And, Bound, Keys, Mask, Or, Pairs, Sizes, _BoundEither, broadcasts
+from regard.general.bound import Bound, BoundEither, Sizes, broadcasts
+from regard.general.masks import And, Keys, Mask, Or, Pairs
 from regard.ops.parallel.ranks import Shard, shard_of
 
 
@@ -33,7 +34,7 @@ def _whole(mask: Mask, whole: Sizes, own: Sizes) -> Bound:
     if isinstance(mask, And):
         return _whole(mask.left, whole, own).also(_whole(mask.right, whole, own))
     if isinstance(mask, Or):
-        return _BoundEither(_whole(mask.left, whole, own), _whole(mask.right, whole, own), whole)
+        return BoundEither(_whole(mask.left, whole, own), _whole(mask.right, whole, own), whole)
     if isinstance(mask, Keys):
         return _whole_keys(mask, whole, own)
     if isinstance(mask, Pairs):

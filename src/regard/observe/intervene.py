@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment
 from regard.general.alignments.base import readable, softmax
-from regard.general.masks import Keys, Sizes, broadcasts
+from regard.general.bound import Sizes, broadcasts
+from regard.general.masks import Keys
 from regard.observe.record import observing, paths_of
 from regard.observe.trace import ADOPT
 from regard.ops import hooks

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, attentions, masked_inputs, masked_mean, pair_of_widths
-from regard.general.masks import Bound, Pairs, Sizes
+from regard.general.bound import Bound, Sizes
+from regard.general.masks import Pairs
 from regard.general.scores.base import matrix, width
 from regard.ops.forms import wide
 from regard.query.parts import Filled, operand, uncast

@@ -14,7 +14,8 @@ from regard.catalog import register
 from regard.feature.parts import AlignLike, attentions, masked_input
 from regard.general.alignments import Soft
 from regard.general.attention import Attention
-from regard.general.masks import Keys, Mask, Sizes
+from regard.general.bound import Sizes
+from regard.general.masks import Keys, Mask
 from regard.general.scores.base import width
 from regard.ops.fill import kept_rows, where
 from regard.ops.forms import wide

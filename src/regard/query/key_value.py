@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input
-from regard.general.masks import broadcasts
+from regard.general.bound import broadcasts
 from regard.general.scores.base import matrix, width
 from regard.ops.fill import kept_rows
 from regard.query.parts import operand, widths

@@ -15,7 +15,8 @@ from regard.catalog import register
 from regard.feature.parts import Aligns, Scores, attentions
 from regard.general.alignments import Alignment
 from regard.general.attention import Attention
-from regard.general.masks import Bound, Mask, Pairs, Sizes, as_mask
+from regard.general.bound import Bound, Sizes
+from regard.general.masks import Mask, Pairs, as_mask
 from regard.general.scores import Score
 from regard.general.scores.base import matrix, width, zeros
 from regard.ops.fill import kept_rows

@@ -13,7 +13,8 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input, masked_mean
 from regard.general.attention import Attention
-from regard.general.masks import Bound, Keys, Mask, Sizes, broadcasts
+from regard.general.bound import Bound, Sizes, broadcasts
+from regard.general.masks import Keys, Mask
 from regard.general.scores.base import matrix, width
 from regard.ops.fill import kept_rows
 from regard.query.parts import Filled, one_of, operand, widths

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.general.masks import Bound, Keys, Mask, Sizes, as_mask
+from regard.general.bound import Bound, Sizes
+from regard.general.masks import Keys, Mask, as_mask
 from regard.general.scores.base import width
 from regard.ops.banded import Reach
 from regard.ops.dispatch import autocasting

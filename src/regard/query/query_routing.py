@@ -14,7 +14,8 @@ from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions
 from regard.general.alignments.base import Alignment, masked, readable, softmax
 from regard.general.attention import Attention
-from regard.general.masks import Bound, Mask, Sizes, as_mask
+from regard.general.bound import Bound, Sizes
+from regard.general.masks import Mask, as_mask
 from regard.general.scores.base import matrix, width
 from regard.ops.call import Call, Tile
 from regard.ops.fill import kept_rows

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input
-from regard.general.masks import Mask, Sizes
+from regard.general.bound import Sizes
+from regard.general.masks import Mask
 from regard.general.scores.base import matrix, width
 from regard.ops.fill import kept_rows, where
 from regard.query.parts import Filled, Others, of_tokens, one_of, operand

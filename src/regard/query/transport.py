@@ -13,7 +13,8 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, readable
-from regard.general.masks import Sizes, as_mask
+from regard.general.bound import Sizes
+from regard.general.masks import as_mask
 from regard.general.scores.base import width
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where

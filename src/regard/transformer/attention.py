@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.general.masks import Mask, Sizes
+from regard.general.bound import Sizes
+from regard.general.masks import Mask
 from regard.ops.call import Bias
 from regard.ops.fill import kept_rows
 from regard.ops.parallel.ranks import first_place, refuse

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.general.masks import Mask, Pairs, Sizes, as_mask
+from regard.general.bound import Sizes
+from regard.general.masks import Mask, Pairs, as_mask
 from regard.ops.fill import kept_rows
 from regard.transformer.sharing import Shared
 

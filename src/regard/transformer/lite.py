@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from regard._errors import refusal
 from regard.catalog import register
-from regard.general.masks import Bound, Mask, _BoundBand, _BoundBoth
+from regard.general.bound import Bound, BoundBand, BoundBoth
+from regard.general.masks import Mask
 from regard.general.scores.base import matrix, vector, width, zeros
 from regard.ops.fill import kept_rows
 from regard.transformer.attention import TransformerAttention
@@ -130,6 +131,6 @@ class LongShortAttention(nn.Module):
 
 def _looks_ahead(bound: Bound) -> bool:
     """Whether a mask may let a token see a later one."""
-    if isinstance(bound, _BoundBoth):
+    if isinstance(bound, BoundBoth):
         return _looks_ahead(bound.left) and _looks_ahead(bound.right)
-    return not isinstance(bound, _BoundBand) or bound.high > 0
+    return not isinstance(bound, BoundBand) or bound.high > 0

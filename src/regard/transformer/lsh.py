@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.attention import Attention
-from regard.general.masks import Bound, Mask, Sizes, _BoundBand, _BoundBoth, _BoundKeys, as_mask
+from regard.general.bound import Bound, BoundBand, BoundBoth, BoundKeys, Sizes
+from regard.general.masks import Mask, as_mask
 from regard.general.scores.base import matrix, width, zeros
 from regard.ops import hooks
 from regard.ops.buckets import HOLE, Buckets, HashedMask
@@ -246,13 +247,13 @@ def _view(mask: Tensor | Mask | None, sizes: Sizes, device: torch.device) -> _Vi
     if mask is None:
         return _View()
     bound = mask.bound if isinstance(mask, Shared) else as_mask(mask).bind(sizes)
-    band, keys = bound._band_and_keys() if isinstance(bound, _BoundBoth) else (bound, bound)
-    if isinstance(keys, _BoundKeys) and bound is keys:
+    band, keys = bound._band_and_keys() if isinstance(bound, BoundBoth) else (bound, bound)
+    if isinstance(keys, BoundKeys) and bound is keys:
         return _View(real=keys.keys(device))
-    if isinstance(band, _BoundBand) and (bound is band or isinstance(keys, _BoundKeys)):
+    if isinstance(band, BoundBand) and (bound is band or isinstance(keys, BoundKeys)):
         # Where the band holds the token itself, whoever takes part sees something.
         rows = None if band.low <= 0 <= band.high else bound.rows(device)
-        return _View(band.low, band.high, keys.allowed if isinstance(keys, _BoundKeys) else None, rows)
+        return _View(band.low, band.high, keys.allowed if isinstance(keys, BoundKeys) else None, rows)
     return _View(real=bound.keys(device), rows=bound.rows(device), others=_OfHeads(bound))
 
 

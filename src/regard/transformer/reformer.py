@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import masked_input
-from regard.general.masks import Causal, Mask, Sizes, as_mask
+from regard.general.bound import Sizes
+from regard.general.masks import Causal, Mask, as_mask
 from regard.general.scores.base import width
 from regard.ops.fill import kept_rows
 from regard.transformer.chunked import ChunkedFeedForward

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.general.masks import Bound, Causal, Keys, Mask, Sizes, as_mask
+from regard.general.bound import Bound, Sizes
+from regard.general.masks import Causal, Keys, Mask, as_mask
 from regard.query.parts import Filled
 
 

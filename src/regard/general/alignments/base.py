@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import refusal
-from regard.general.masks import Bound
+from regard.general.bound import Bound
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
 from regard.ops.folds import Fold

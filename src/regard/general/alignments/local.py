@@ -12,7 +12,7 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, readable, softmax
-from regard.general.masks import Bound
+from regard.general.bound import Bound
 from regard.general.scores.base import matrix, vector, width
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.general.alignments import Soft
-from regard.general.masks import Mask, Sizes
+from regard.general.bound import Sizes
+from regard.general.masks import Mask
 from regard.ops import hooks
 from regard.ops.activations import Activation
 from regard.ops.call import Call
