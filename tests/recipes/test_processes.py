@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -24,6 +25,8 @@ from regard.model import Batch, Chain, Classifier, Embedding, TaskModel
 from regard.recipes.engine import check_processes
 from regard.recipes.recipe import configured
 from regard.recipes.runs import STATE, WEIGHTS
+from regard.recipes.spread import of_all
+from regard.recipes.spread import spread as spread_over
 
 SMALL = {"steps": 6, "every": 3, "train_size": 40, "hidden_dim": 16, "embedding_dim": 8, "batch": 8, "merges": 50}
 
@@ -164,6 +167,16 @@ def sharded(rank: int, folder: str) -> None:
             expected, got = parameter.grad / 2, other.grad.full_tensor()
             if not torch.allclose(expected, got, rtol=1e-4, atol=1e-6):
                 problems.append(f"{name} {path}: {(expected - got).abs().max()}")
+    # The engine's way, where the first process alone uses one of the parameters.
+    uneven = Uneven(rank == 0)
+    whole = copy.deepcopy(uneven)
+    spread_over(uneven, mesh)
+    x = torch.ones(2, 3)
+    uneven(x).backward()
+    torch.autograd.backward([(whole.second(whole.first(x)) + whole.second(x)).sum() / 2])
+    for (path, parameter), other in zip(whole.named_parameters(), uneven.parameters(), strict=True):
+        if not torch.allclose(parameter.grad, other.grad.full_tensor()):
+            problems.append(f"uneven {path}: {parameter.grad} {other.grad.full_tensor()}")
     Path(folder, f"problems-{rank}").write_text("\n".join(problems))
     torch.distributed.destroy_process_group()
 
@@ -175,6 +188,17 @@ ATTENTIONS = {
     "self": lambda: rg.SelfAttention(6),
     "encoder": lambda: rg.TransformerEncoder(6, heads=2, layers=2, dropout=0.0),
 }
+
+
+class Uneven(nn.Module):
+    def __init__(self, all_of_it: bool) -> None:
+        super().__init__()
+        self.all_of_it = all_of_it
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return of_all(self.second(self.first(x) if self.all_of_it else x).sum(), self)
 
 
 def model(attention: nn.Module) -> TaskModel:

@@ -27,7 +27,7 @@ from regard.recipes.look import keep_attention
 from regard.recipes.progress import Progress
 from regard.recipes.recipe import Judged, Recipe, one_of
 from regard.recipes.runs import CURVE, METRICS, PREDICTIONS, RUN, SIGNATURES, STATE, Run
-from regard.recipes.spread import gathered, optimizer_state, place_optimizer_state, spread, touched, weights_of
+from regard.recipes.spread import gathered, of_all, optimizer_state, place_optimizer_state, spread, weights_of
 
 try:
     from lightning.fabric import Fabric
@@ -80,7 +80,7 @@ class _Loss(nn.Module):
 
     def forward(self, held: _Held) -> Tensor:
         loss = _rewarded_loss if self.by_reward else _plain_loss
-        return loss(self.model, held.batch) + touched(self)
+        return of_all(loss(self.model, held.batch), self)
 
 
 class _Held:

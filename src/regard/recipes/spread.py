@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -49,15 +48,15 @@ def gathered(module: nn.Module) -> Iterator[None]:
             part.set_reshard_after_forward(k > 0, recurse=False)
 
 
-def touched(module: nn.Module) -> Tensor | float:
-    """Zero, of every parameter: where one is used in some processes alone, all of them must still bring a gradient of it."""
+def of_all(loss: Tensor, module: nn.Module) -> Tensor:
+    """The loss, with a gradient, if only zero, of every parameter: where one is used in some processes alone, all must bring it."""
     if not isinstance(module, FSDPModule):
-        return 0.0
+        return loss
     layers = [part for part in module.modules() if isinstance(part, FSDPModule) and part is not module]
     # Those of a layer are used whenever it is called, and are not here when it is not.
     elsewhere = {id(x) for layer in layers for x in layer.parameters()}
     own = [x for x in module.parameters() if x.requires_grad and id(x) not in elsewhere]
-    return torch.stack([x.flatten()[:0].sum() for x in own]).sum() if own else 0.0
+    return loss + sum(x.flatten()[:0].sum() for x in own)
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
