@@ -198,6 +198,8 @@ class _Training:
         loss, self.recent = sum(self.recent) / max(1, len(self.recent)), []
         self.curve.append({"update": self.update, "loss": loss, **judged.metrics})
         better = self.best is None or (value < self.best if recipe.lower else value > self.best)
+        # Of two that are equally good the later one has seen more; with few validation examples that is often so.
+        kept = better or value == self.best
         self.best, self.since = (value, 0) if better else (self.best, self.since + 1)
         self.seen |= judged.metrics
         bar.show(self.update, self.seen)
@@ -207,7 +209,7 @@ class _Training:
         perfect = value == (0.0 if recipe.lower else 1.0) and self.since >= 1
         done = self.since >= recipe.patience or perfect or self.update >= recipe.steps
         if speaks:
-            if better:
+            if kept:
                 self.run.save_weights(weights)
             write_curve(folder / CURVE, self.curve)
             if events is not None:
