@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 pytest.importorskip("lightning")
 
+from regard.cli import app
 from regard.recipes.engine import finish, train
 from regard.recipes.recipe import configured
-from regard.recipes.runs import CURVE, METRICS, STATE, WEIGHTS, Run, runs
+from regard.recipes.runs import CURVE, KNOWN, METRICS, STATE, WEIGHTS, Run, runs
 
 SMALL = {"steps": 12, "every": 4, "train_size": 60, "test_size": 20, "hidden_dim": 16, "embedding_dim": 8, "batch": 8}
 
@@ -145,6 +147,50 @@ def test_a_broken_state_is_refused_by_name(tmp_path: Path, broken: str) -> None:
         train(run.recipe(), run, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"since": "x"}, "expected a state of this run"),
+        ({"update": 10**30}, "expected a state of this run"),
+        ({"optimizer": {"state": 5, "param_groups": 5}}, "a state of another optimiser"),
+        ({"optimizer": {"state": {0: 5}, "param_groups": []}}, "a state of another optimiser"),
+    ],
+)
+def test_a_state_of_something_else_is_refused_by_name(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    run = small_run(tmp_path)
+    state = torch.load(run.folder / STATE, weights_only=True)
+    torch.save({**state, "done": False, **changed}, run.folder / STATE)
+    with pytest.raises(ValueError, match=f"resume: .*{message}"):
+        train(run.recipe(), run, progress=False)
+
+
+def test_what_was_learnt_before_training_must_be_whole(tmp_path: Path) -> None:
+    task = configured("sentiment", {"train_size": 40, "steps": 2, "every": 2, "hidden_dim": 8, "embedding_dim": 8})
+    run = Run.begin(task, tmp_path)
+    train(task, run, progress=False)
+    state = torch.load(run.folder / STATE, weights_only=True)
+    torch.save({**state, "done": False}, run.folder / STATE)
+    (run.folder / KNOWN).write_text("{}")
+    with pytest.raises(ValueError, match=r"resume: got .*known\.json: KeyError"):
+        train(run.recipe(), run, progress=False)
+
+
+@pytest.mark.parametrize("text", ['{"a": "b"}', "[1]", "[" * 100_000, "{"])
+def test_metrics_of_something_else_are_refused_by_name(tmp_path: Path, text: str) -> None:
+    run = Run.begin(configured("dates", SMALL), tmp_path)
+    (run.folder / METRICS).write_text(text)
+    with pytest.raises(ValueError, match=r"run: got .*metrics\.json"):
+        run.metrics()
+    listed = CliRunner().invoke(app, ["runs", "--out", str(tmp_path), "--json"])
+    assert "metrics.json" in json.loads(listed.stdout)[0]["problem"]
+
+
+def test_more_processes_than_examples_are_refused(tmp_path: Path) -> None:
+    task = configured("dates", {**SMALL, "train_size": 1})
+    with pytest.raises(ValueError, match="devices: got 2, expected at most as many as there are examples of train, 1"):
+        train(task, Run.begin(task, tmp_path), devices=2, progress=False)
+
+
 def test_a_state_cannot_run_code(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
@@ -164,6 +210,8 @@ def test_a_state_cannot_run_code(tmp_path: Path) -> None:
         ({"steps": "many"}, r"steps: got 'many', expected a value like"),
         ({"steps": 0}, r"steps: got 0, expected a whole number >= 1"),
         ({"batch": 2.5}, r"batch: got 2\.5"),
+        ({"lr": 1e38}, r"lr: got 1e\+38, expected a number > 0, at most 1e\+09"),
+        ({"precision": "16-true"}, "precision: got '16-true', expected one of 32-true, .*16-mixed"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:

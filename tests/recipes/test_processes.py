@@ -25,8 +25,7 @@ from regard.model import Batch, Chain, Classifier, Embedding, TaskModel
 from regard.recipes.engine import check_processes
 from regard.recipes.recipe import configured
 from regard.recipes.runs import STATE, WEIGHTS
-from regard.recipes.spread import of_all
-from regard.recipes.spread import spread as spread_over
+from regard.recipes.spread import Spread
 
 SMALL = {"steps": 6, "every": 3, "train_size": 40, "hidden_dim": 16, "embedding_dim": 8, "batch": 8, "merges": 50}
 
@@ -111,6 +110,24 @@ def told(path: Path) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_a_process_that_is_lost_is_said_with_the_way_on(tmp_path: Path) -> None:
+    endless = ["--set=steps=100000", "--set=patience=100000", "--devices", "2", "--strategy", "ddp"]
+    first = subprocess.Popen(begun(tmp_path, *endless), env=ONE_THREAD, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob(f"*/{STATE}")) and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    (other,) = (k for k in children if b"\0LOCAL_RANK=1\0" in told(Path("/proc", k, "environ")))
+    os.kill(int(other), signal.SIGKILL)
+    _, said = first.communicate(timeout=120)
+    assert first.returncode == 2, said
+    assert "another process of this run has ended" in said
+    assert f"regard run --resume {next(tmp_path.iterdir())}" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_no_process_stays_behind_when_the_first_is_killed_at_once(tmp_path: Path) -> None:
     endless = ["--set=steps=100000", "--set=patience=100000", "--devices", "2", "--strategy", "ddp"]
     first = subprocess.Popen(begun(tmp_path, *endless), env=ONE_THREAD, stderr=subprocess.DEVNULL)
@@ -164,16 +181,19 @@ def sharded(rank: int, folder: str) -> None:
             expected, got = parameter.grad / 2, other.grad.full_tensor()
             if not torch.allclose(expected, got, rtol=1e-4, atol=1e-6):
                 problems.append(f"{name} {path}: {(expected - got).abs().max()}")
-    # The engine's way, where the first process alone uses one of the parameters.
-    uneven = Uneven(rank == 0)
+    # The engine's way, where the first process alone uses one of the parameters, and none of them another.
+    uneven = Uneven(uses_both=rank == 0)
     whole = copy.deepcopy(uneven)
-    spread_over(uneven, mesh)
-    x = torch.ones(2, 3)
-    uneven(x).backward()
-    torch.autograd.backward([(whole.second(whole.first(x)) + whole.second(x)).sum() / 2])
+    over = Spread(uneven, mesh)
+    loss = uneven()
+    used = over.used(loss)
+    loss.backward()
+    over.leave_others(used)
+    (Uneven.loss(whole, True) / 2 + Uneven.loss(whole, False) / 2).backward()
     for (path, parameter), other in zip(whole.named_parameters(), uneven.parameters(), strict=True):
-        if not torch.allclose(parameter.grad, other.grad.full_tensor()):
-            problems.append(f"uneven {path}: {parameter.grad} {other.grad.full_tensor()}")
+        expected, got = parameter.grad, other.grad
+        if (expected is None) != (got is None) or (got is not None and not torch.allclose(expected, got.full_tensor())):
+            problems.append(f"uneven {path}: {got}, expected {expected}")
     Path(folder, f"problems-{rank}").write_text("\n".join(problems))
     torch.distributed.destroy_process_group()
 
@@ -188,14 +208,31 @@ ATTENTIONS = {
 
 
 class Uneven(nn.Module):
-    def __init__(self, all_of_it: bool) -> None:
-        super().__init__()
-        self.all_of_it = all_of_it
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1)
+    """A layer, which may be called in other processes alone, and what stands around it."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return of_all(self.second(self.first(x) if self.all_of_it else x).sum(), self)
+    def __init__(self, uses_both: bool) -> None:
+        super().__init__()
+        self.uses_both = uses_both
+        torch.manual_seed(0)
+        self.first, self.second, self.layer = nn.Linear(3, 4), nn.Linear(4, 4), Halves(4, 1)
+        self.last, self.unused = nn.Linear(4, 1), nn.Linear(2, 2)
+
+    def forward(self) -> torch.Tensor:
+        return self.loss(self.uses_both)
+
+    def loss(self, both: bool) -> torch.Tensor:
+        self.layer.both = both
+        x = self.first(torch.ones(2, 3))
+        return self.last(self.layer(self.second(x) if both else x)).sum()
+
+
+class Halves(rg.EncoderLayer):
+    """A layer that does not always use all of itself."""
+
+    both = True
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(tokens, mask) if self.both else self.norm_attention(tokens)
 
 
 def model(attention: nn.Module) -> TaskModel:

@@ -24,7 +24,7 @@ def list_runs(
                 task = run.recipe()
                 done = {"run": str(run.folder), "recipe": task.path(), "attention": task.label, "seed": task.seed}
                 found.append({**done, "metrics": run.metrics(), "evaluations": len(run.curve())})
-            except (ValueError, KeyError, OSError) as error:
+            except (ValueError, KeyError, OSError, RecursionError) as error:
                 found.append({"run": str(run.folder), "problem": str(error)})
     except ValueError as error:
         refuse(error)

@@ -26,8 +26,8 @@ from regard.recipes.logs import Events, write_curve
 from regard.recipes.look import keep_attention
 from regard.recipes.progress import Progress
 from regard.recipes.recipe import Judged, Recipe, one_of
-from regard.recipes.runs import CURVE, METRICS, PREDICTIONS, RUN, SIGNATURES, STATE, Run
-from regard.recipes.spread import gathered, of_all, optimizer_state, place_optimizer_state, spread, weights_of
+from regard.recipes.runs import CURVE, KNOWN, METRICS, PREDICTIONS, RUN, SIGNATURES, STATE, Run
+from regard.recipes.spread import Spread, gathered, optimizer_state, place_optimizer_state, weights_of
 
 try:
     from lightning.fabric import Fabric
@@ -40,7 +40,7 @@ except ImportError as error:
 _LOOK = 20
 _STRATEGIES = ("auto", "ddp", "fsdp")
 # What Lightning knows how to do with parameters that are spread.
-_PRECISIONS_SPREAD = ("32-true", "bf16-mixed", "bf16-true", "16-true")
+_PRECISIONS_SPREAD = ("32-true", "bf16-mixed", "bf16-true")
 
 
 def training_loss(model: TaskModel, batch: Batch) -> Tensor:
@@ -77,10 +77,15 @@ class _Loss(nn.Module):
         self.model = model
         # To look at every module in every update takes the host as long as a small layer.
         self.by_reward = _learns_by_reward(model)
+        self.spread: Spread | None = None
+
+    def over(self, mesh: Any) -> _Loss:
+        """The same, its parameters spread over processes."""
+        self.spread = Spread(self, mesh)
+        return self
 
     def forward(self, held: _Held) -> Tensor:
-        loss = _rewarded_loss if self.by_reward else _plain_loss
-        return of_all(loss(self.model, held.batch), self)
+        return (_rewarded_loss if self.by_reward else _plain_loss)(self.model, held.batch)
 
 
 class _Held:
@@ -105,7 +110,7 @@ class _Training:
         self.recent: list[float] = []  # since the last evaluation
         self.seen: dict[str, float] = {}  # what the bar shows
         self.device = fabric.device
-        self.converts = recipe.precision in ("16-true", "bf16-true", "64-true")
+        self.converts = recipe.precision in ("bf16-true", "64-true")
         if kept:
             try:
                 model.load_state_dict(kept["model"])
@@ -114,8 +119,10 @@ class _Training:
                 raise ValueError(
                     refusal("resume", f"a state of another model: {said}", "one of this configuration")
                 ) from error
-        self.loss = fabric.setup_module(_Loss(model))
+        whole = _Loss(model)
+        self.loss = fabric.setup_module(whole)
         self.loss.train()
+        self.spread = whole.spread
         self.optimizer: Any = fabric.setup_optimizers(self._optimizer(kept.get("optimizer")))
 
     def _optimizer(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
@@ -124,7 +131,7 @@ class _Training:
         if state is not None:
             try:
                 place_optimizer_state(optimizer, state)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise ValueError(
                     refusal("resume", f"a state of another optimiser: {error}", "one of this run")
                 ) from error
@@ -153,7 +160,10 @@ class _Training:
         _seed(self.recipe.seed_of(self.update) * 1009 + rank, self.device)
         loss = self.loss(_Held(batch))
         loss = loss if world == 1 else loss * self._share(batch)
+        used = None if self.spread is None else self.spread.used(loss)
         self.fabric.backward(loss)
+        if self.spread is not None and used is not None:
+            self.spread.leave_others(used)
         self.fabric.clip_gradients(self.loss, self.optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -287,9 +297,13 @@ def train(
         Whether this process is the one that speaks for all of them.
     """
     check_processes(recipe, devices, strategy)
+    if devices > len(recipe.cached("train")):
+        expected = f"at most as many as there are examples of train, {len(recipe.cached('train'))}"
+        raise ValueError(refusal("devices", devices, expected))
+    kept = _kept(run.folder / STATE)
     run.keep_known(recipe)
     torch.manual_seed(recipe.seed)
-    model, kept = recipe.build(), _kept(run.folder / STATE)
+    model = _built(recipe, run) if kept else recipe.build()
     if kept.get("done"):
         return True
     if not kept:
@@ -309,16 +323,35 @@ def train(
         finally:
             if events is not None:
                 events.close()
-    except BaseException:
+    except BaseException as error:
         # What one process cannot do, the others wait for in vain.
         for process in getattr(fabric.strategy.launcher, "procs", ()):
             process.terminate()
+        if isinstance(error, RuntimeError) and _says_that_one_is_lost(error):
+            said = str(error).splitlines()[0]
+            fix = f"Fix: go on with: regard run --resume {run.folder}"
+            raise ConnectionError(f"another process of this run has ended: {said} {fix}") from error
         raise
     finally:
         del os.environ[RUN]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     return speaks
+
+
+def _says_that_one_is_lost(error: RuntimeError) -> bool:
+    """Whether an error is that of a backend whose other end is gone: they have no class of their own."""
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL error", "Timed out waiting")
+    return isinstance(error, torch.distributed.DistError) or any(words in str(error) for words in lost)
+
+
+def _built(recipe: Recipe, run: Run) -> TaskModel:
+    """The model of a run that goes on."""
+    try:
+        return recipe.build()
+    except (KeyError, TypeError, AttributeError) as error:
+        got = f"{run.folder / KNOWN}: {type(error).__name__}: {error}"
+        raise ValueError(refusal("resume", got, "what the recipe learnt before training")) from error
 
 
 def _fabric(recipe: Recipe, devices: int, strategy: str) -> Fabric:
@@ -328,7 +361,7 @@ def _fabric(recipe: Recipe, devices: int, strategy: str) -> Fabric:
     how: Any = "auto"
     if strategy == "fsdp":
         how = ModelParallelStrategy(
-            lambda module, mesh: spread(module, mesh["data_parallel"]),
+            lambda loss, mesh: loss.over(mesh["data_parallel"]),
             data_parallel_size=devices,
             tensor_parallel_size=1,
         )
@@ -352,11 +385,11 @@ def _kept(path: Path) -> dict[str, Any]:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has a dozen kinds of errors for a broken file
         raise ValueError(refusal("resume", f"{path}: {type(error).__name__}", "a state of this run", fix)) from error
-    kinds = {"model": dict, "optimizer": dict, "update": int, "curve": list}
+    kinds = {"model": dict, "optimizer": dict, "update": int, "curve": list, "since": int}
     if (
         not isinstance(state, dict)
         or not all(isinstance(state.get(key), kind) for key, kind in kinds.items())
-        or state["update"] < 0
+        or not 0 <= state["update"] < 1 << 32
     ):
         raise ValueError(refusal("resume", f"{path}: something else", "a state of this run", fix))
     return state

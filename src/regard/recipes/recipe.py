@@ -40,9 +40,11 @@ RECIPES = {
     "speech": "regard.recipes.speech",
     "translate": "regard.recipes.translate",
 }
+_LARGEST = 1e9
 SPLITS = ("train", "validation", "test")
 DECAYS = ("none", "linear", "cosine", "inverse-sqrt")
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true")
+# Not 16-true: what Adam divides by, squares of gradients, vanishes in float16, and the weights with it.
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ class Recipe:
         sizes = [key for key in ("train_size", "test_size") if hasattr(self, key)]
         self.at_least_one("batch", "steps", "every", "patience", *sizes)
         for key in ("lr", "clip"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise ValueError(refusal(key, getattr(self, key), "a number > 0"))
+            # More than any that trains, and products of it are still numbers.
+            if not 0 < getattr(self, key) <= _LARGEST:
+                raise ValueError(refusal(key, getattr(self, key), f"a number > 0, at most {_LARGEST:g}"))
         for key in ("warmup", "weight_decay"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ValueError(refusal(key, getattr(self, key), "a number >= 0"))

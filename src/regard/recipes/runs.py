@@ -126,8 +126,12 @@ class Run:
         path = self.folder / METRICS
         try:
             found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(refusal("run", f"{path}: {error}", "metrics")) from error
+        if found is not None and not (
+            isinstance(found, dict) and all(isinstance(value, int | float) for value in found.values())
+        ):
+            raise ValueError(refusal("run", f"{path}: something else", "metrics, numbers by name"))
         return found
 
 
