@@ -1,4 +1,4 @@
-"""Sparse weights of rows by the kernels, under the interpreter or on a GPU, held to what the equation reaches in the same dtype.
+"""Sparse weights of rows by an operator, on a CPU, under the interpreter or on a GPU, held to what the equation reaches in the same dtype.
 
 The budget is twice the sum of the error of the equation against float64 and one rounding, of the weights for weights; a gradient is a
 difference of gradients of weights, so the rounding is one of those. A single row may by chance be very near: many are drawn.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from regard.general.alignments.sparse import entmax
 from regard.ops.sparse import aligned
-from regard.ops.triton import sparse_rows
+
+# Who computes: for a GPU, and for a CPU.
+KERNELS, TORCH = "regard.ops.triton.sparse_rows", "regard.ops.sparse_rows"
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,10 @@ def with_gradients(
     return dict(zip(("p", "dz", "dalpha"), (p.detach(), *found), strict=False))
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The launchers that run from now on, by name."""
+def watched(monkeypatch: pytest.MonkeyPatch, module: str = KERNELS) -> list[str]:
+    """The functions of a module that run from now on, by name."""
     taken: list[str] = []
+    sparse_rows = import_module(module)
     for name in ("aligned", "gradients"):
         real = getattr(sparse_rows, name)
 
@@ -83,8 +87,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return taken
 
 
-def check(rows: Rows, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two equal runs of the kernels, no further from float64 than the budget, with zeros where there must be."""
+def check(rows: Rows, device: str, monkeypatch: pytest.MonkeyPatch, module: str = KERNELS) -> None:
+    """Two equal runs of a module, no further from float64 than the budget, with zeros where there must be."""
     scores, mask = rows.scores(device), rows.allowed(device)
     grad = torch.randn(scores.shape, device=device).to(rows.dtype)
     if rows.alpha == 2.0:
@@ -96,7 +100,7 @@ def check(rows: Rows, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         grad = grad.masked_fill(tied, 0.0)
     exact = with_gradients(entmax, rows, scores.double(), mask, grad.double())
     rival = with_gradients(entmax, rows, scores, mask, grad)
-    taken = watched(monkeypatch)
+    taken = watched(monkeypatch, module)
     ours, again = (with_gradients(aligned, rows, scores, mask, grad) for _ in range(2))
     assert taken == ["aligned", "gradients"] * 2
     size = {

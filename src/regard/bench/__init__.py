@@ -20,6 +20,7 @@ QUESTIONS = {
     "additive-cpu": ("regard.bench.additive_cpu", "cpu"),
     "additive-gpu": ("regard.bench.additive_gpu", "cuda"),
     "additive-alignments-gpu": ("regard.bench.additive_alignments_gpu", "cuda"),
+    "sparse-cpu": ("regard.bench.sparse_cpu", "cpu"),
     "sparse-gpu": ("regard.bench.sparse_gpu", "cuda"),
     "summaries-gpu": ("regard.bench.summaries_gpu", "cuda"),
     "multi-gpu": ("regard.bench.multi_gpu", "cuda"),

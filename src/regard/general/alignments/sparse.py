@@ -25,7 +25,7 @@ _BISECTIONS = 60
     equation="a_j = [(α−1) e_j − τ]₊^{1/(α−1)},  Σ a_j = 1",
     paper="Peters, Niculae & Martins, Sparse Sequence-to-Sequence Models, ACL 2019",
     year=2019,
-    time="N² log N (sort) or N² × 60 (bisection)",
+    time="N², a few passes (dense: N² log N by sorting, or N² × 60 by bisection)",
     memory="linear",
     choose="few keys should be read, which ones is to be learned smoothly, and zeros should be exact",
     avoid="the last bit of speed: the threshold is a root of a sum over all keys, so it cannot be fused in one pass",
@@ -36,8 +36,9 @@ class Entmax(Alignment):
     $$a_i = \arg\max_{p \in \triangle} \; p \cdot e_i + H_\alpha(p), \qquad
       a_{ij} = \big[(\alpha - 1) e_{ij} - \tau_i\big]_+^{1/(\alpha - 1)} \;\text{ with } \sum_j a_{ij} = 1$$
 
-    $\alpha = 1$ is softmax, 2 is sparsemax. $\tau$ is exact, by sorting, for 1.5 and 2, and found by bisection otherwise; gradients of
-    any order are those of the exact solution.
+    $\alpha = 1$ is softmax, 2 is sparsemax. In the dense execution $\tau$ is exact, by sorting, for 1.5 and 2, and found by bisection
+    otherwise; gradients of any order are those of the exact solution. In others Newton's steps find it, in a few passes for
+    $\alpha \le 2$.
 
     Args:
         alpha: $\alpha \ge 1$; larger is sparser.
@@ -82,7 +83,7 @@ class Entmax(Alignment):
     equation="a = argmin_{p ∈ simplex} ‖p − e‖²",
     paper="Martins & Astudillo, From Softmax to Sparsemax, ICML 2016",
     year=2016,
-    time="N² log N",
+    time="N², a few passes (dense: N² log N by sorting)",
     memory="linear",
     choose="as entmax, sparser; the weights are piecewise linear in the scores",
     avoid="keys that should keep a trace of weight: outside the support there is no gradient at all",
@@ -104,7 +105,7 @@ class Sparsemax(Entmax):
 
 
 def entmax(scores: Tensor, mask: Tensor | None, alpha: float | Tensor, kernels: bool = False) -> Tensor:
-    """Weights of complete rows; zeros where nothing is allowed. Only where `kernels` are welcome is one taken, on a GPU."""
+    """Weights of complete rows; zeros where nothing is allowed. Only where `kernels` are welcome is an operator taken for the equation."""
     if scores.shape[-1] == 0:
         return scores
     # Closer to one the power 1 / (alpha - 1) multiplies rounding by more than alpha still differs from softmax.
