@@ -489,7 +489,7 @@ def test_a_learned_alpha_gets_its_gradient(alpha: float, mask: Tensor | None) ->
     )
     (_, actual) = rows.gradients(rows.weights)
     inner = (used - 1) * (2 - used)
-    assert_same(actual, torch.tensor(slope * inner, dtype=torch.float64))
+    assert_same(actual, torch.tensor([slope * inner], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 2.4])

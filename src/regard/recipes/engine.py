@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -297,13 +298,14 @@ def train(
         Whether this process is the one that speaks for all of them.
     """
     check_processes(recipe, devices, strategy)
-    if devices > len(recipe.cached("train")):
-        expected = f"at most as many as there are examples of train, {len(recipe.cached('train'))}"
-        raise ValueError(refusal("devices", devices, expected))
     kept = _kept(run.folder / STATE)
     run.keep_known(recipe)
     torch.manual_seed(recipe.seed)
-    model = _built(recipe, run) if kept else recipe.build()
+    with _knowing(run) if kept else nullcontext():
+        model, count = recipe.build(), len(recipe.cached("train"))
+    if devices > count:
+        expected = f"at most as many as there are examples of train, {count}"
+        raise ValueError(refusal("devices", devices, expected))
     if kept.get("done"):
         return True
     if not kept:
@@ -345,10 +347,11 @@ def _says_that_one_is_lost(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or any(words in str(error) for words in lost)
 
 
-def _built(recipe: Recipe, run: Run) -> TaskModel:
-    """The model of a run that goes on."""
+@contextmanager
+def _knowing(run: Run) -> Iterator[None]:
+    """Say of a run that goes on that what it knew is damaged."""
     try:
-        return recipe.build()
+        yield
     except (KeyError, TypeError, AttributeError) as error:
         got = f"{run.folder / KNOWN}: {type(error).__name__}: {error}"
         raise ValueError(refusal("resume", got, "what the recipe learnt before training")) from error
