@@ -152,8 +152,8 @@ def test_scores_and_masks_broadcast(scores: tuple[int, ...], mask: tuple[int, ..
 
 def test_programs_hold_several_short_rows_or_one_long_one() -> None:
     assert sparse_rows._blocks(8192, 2048) == ((8192,), {"BM": 1, "BN": 2048, "num_warps": 4})
-    assert sparse_rows._blocks(19, 37) == ((1,), {"BM": 32, "BN": 64, "num_warps": 4})
-    assert sparse_rows._blocks(100, 37) == ((4,), {"BM": 32, "BN": 64, "num_warps": 4})
+    assert sparse_rows._blocks(19, 37) == ((2,), {"BM": 16, "BN": 64, "num_warps": 4})
+    assert sparse_rows._blocks(100, 37) == ((7,), {"BM": 16, "BN": 64, "num_warps": 4})
     assert sparse_rows._blocks(10, 4096)[1]["num_warps"] == 8
     assert sparse_rows._blocks(10, 8192)[1]["num_warps"] == 16
     assert sparse_rows._blocks(10, 16_384)[1] == {"BM": 1, "BN": 16_384, "num_warps": 16}

@@ -95,26 +95,30 @@ def nothing(BR: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _sum_of_units(
-    R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, shared: tl.constexpr, slope, D,
+    R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, SHARED: tl.constexpr, four, slope, D,
     ACT: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile. For tanh and sigmoid R and C hold exponentials where one or two pairs are `shared`, raw sums otherwise."""
+    """Scores of a tile. R and C hold exponentials where reciprocals are SHARED, by two hidden units or by `four`, raw sums otherwise.
+
+    Both ways are in one loop: with one loop each there are not enough registers for what stands around them.
+    """
     s = nothing(BR, BC)
-    if shared > 0:
+    if SHARED:
         total = 0.0
         r1, r2, c1, c2, w1, w2 = two_units(R, C, W, 0, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
-        for d in range(0, D, 2 * shared):
+        for d in range(0, D, 4):
             above, below = fraction(r1, r2, c1, c2, w1, w2)
             total += w1 + w2
             ahead = tl.minimum(d + 2, D - 2)
             r1, r2, c1, c2, w1, w2 = two_units(R, C, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
-            if shared == 2:
-                above2, below2 = fraction(r1, r2, c1, c2, w1, w2)
-                total += w1 + w2
-                ahead = tl.minimum(d + 4, D - 2)
-                r1, r2, c1, c2, w1, w2 = two_units(R, C, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
-                above, below = above * below2 + above2 * below, below * below2
-            s += above * _reciprocal(below, FAST)
+            above2, below2 = fraction(r1, r2, c1, c2, w1, w2)
+            total += w1 + w2
+            ahead = tl.minimum(d + 4, D - 2)
+            r1, r2, c1, c2, w1, w2 = two_units(R, C, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
+            if four:
+                s += (above * below2 + above2 * below) * _reciprocal(below * below2, FAST)
+            else:
+                s += above * _reciprocal(below, FAST) + above2 * _reciprocal(below2, FAST)
         s = total - (2.0 if ACT == 0 else 1.0) * s
     else:
         for d in range(0, D):
@@ -158,12 +162,15 @@ def scores(
 
     A comparison with NaN is false, so NaN takes the plain path and comes out as NaN.
     """
-    if SHARE and reach <= 0.5 * SHARED_RANGE:
-        s = _sum_of_units(ER, EC, W, r, c, r_in, c_in, srd, srt, scd, sct, 2, slope, D, ACT, FAST, PADDED, BR, BC)
-    elif SHARE and reach <= SHARED_RANGE:
-        s = _sum_of_units(ER, EC, W, r, c, r_in, c_in, srd, srt, scd, sct, 1, slope, D, ACT, FAST, PADDED, BR, BC)
+    if SHARE and reach <= SHARED_RANGE:
+        four = reach <= 0.5 * SHARED_RANGE
+        s = _sum_of_units(
+            ER, EC, W, r, c, r_in, c_in, srd, srt, scd, sct, True, four, slope, D, ACT, FAST, PADDED, BR, BC
+        )
     else:
-        s = _sum_of_units(R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, 0, slope, D, ACT, FAST, PADDED, BR, BC)
+        s = _sum_of_units(
+            R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, False, False, slope, D, ACT, FAST, PADDED, BR, BC
+        )
     if HAS_BIAS:
         s += tl.load(BIAS + r[:, None] * sbr + c[None, :] * sbc, mask=r_in[:, None] & c_in[None, :], other=0.0)
     return s
@@ -304,7 +311,7 @@ class Exact:
         layout_kernel[(sum(triton.cdiv(room, block) for room in rooms), length)](
             a.contiguous(), u.contiguous(), self.a, self.u, self.ea, self.eu, self.a_top, self.u_top,
             self.nq, self.n, self.width, wide, *rooms, 2.0 if self.code == TANH else 1.0,
-            SHARE=self.share, BR=block, BD=padded,
+            SHARE=self.share, BR=block, BD=padded, num_warps=8 if padded > 64 else 4,
         )  # fmt: skip
 
     def operands(self) -> tuple[Tensor, ...]:

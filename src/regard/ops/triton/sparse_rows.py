@@ -31,8 +31,9 @@ from regard.ops.triton.mapped import fold, one_by_one
 
 # What is known of alpha: 2, 1.5, between 1 and 2, above 2.
 SPARSEMAX, ENTMAX, CONVEX, STEEP = range(4)
-# Numbers that a program of several short rows holds.
-ELEMENTS = 2048
+# Numbers that a program of several short rows holds: eight a thread, since the addresses of many rows take registers too, and a row that
+# needs many steps keeps few others waiting.
+ELEMENTS = 1024
 # One more Newton step from so near squares the distance.
 NEAR = tl.constexpr(1e-6)
 
