@@ -647,6 +647,11 @@ def mismatches(ranks: Ranks) -> None:
             attend(x(), x(), x().requires_grad_(odd))
         with refused(RuntimeError, "rank 0: attending; rank 1: comparing lengths"):
             attend(*[x()] * 2, mask=rg.Causal() if odd else None)
+        with refused(ValueError, "form.key_bias: got rank 0: None; rank 1: [[2, 'N'], 'float64', False]"):
+            rg.Attention(rg.NegativeL2(2.0) if odd else rg.Dot())(*[x()] * 2)
+    with parallel.context(ranks.mesh, exchange="ring" if odd else "gather"):
+        with refused(ValueError, "exchange: got rank 0: gather; rank 1: ring; rank 2: gather, expected the same"):
+            attend(*[x()] * 2)
 
 
 @case("what cannot be shared is refused by name")

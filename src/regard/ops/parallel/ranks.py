@@ -41,6 +41,7 @@ class Ranks:
             same: what must not differ, by the name of the argument that it comes from.
             own: what may.
         """
+        same = {"exchange": self.exchange, **same}
         text = json.dumps([what, same, own]).encode()
         if len(text) > _NOTE_BYTES:
             raise ValueError(refusal(what, f"a description of {len(text)} bytes", f"at most {_NOTE_BYTES}"))
@@ -53,7 +54,8 @@ class Ranks:
             doing = "; ".join(f"rank {r}: {each[0]}" for r, each in enumerate(read))
             fix = "Fix: run the same modules with the same kind of arguments on every rank, in the same order."
             raise RuntimeError(refusal("parallel.context", doing, "every rank at the same step", fix))
-        for name in same:
+        # What only some have is a difference too, and all must see it, or the others wait for those that stop here.
+        for name in dict.fromkeys(name for each in read for name in each[1]):
             found = [each[1].get(name) for each in read]
             if any(x != found[0] for x in found):
                 shown = "; ".join(f"rank {r}: {x}" for r, x in enumerate(found))
