@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard as rg
 from regard import parallel
 from regard.feature.affinity import Sides
+from regard.ops.parallel.ranks import current
 from tests.cases import scrambled
 
 B, DQ, DK, DV = 2, 3, 5, 7
@@ -641,14 +642,42 @@ def mismatches(ranks: Ranks) -> None:
             attend(*[x(dtype=torch.float32 if odd else torch.float64)] * 2)
         with refused(ValueError, "leading axes: got rank 0: [2]; rank 1: [3]"):
             attend(*[x(lead=3 if odd else B)] * 2)
-        with refused(ValueError, "align: got rank 0: Soft; rank 1: Hard"):
-            rg.Attention("dot", rg.Hard("reinforce") if odd else rg.Soft()).eval()(*[x()] * 2)
+        parts = {
+            "align: got rank 0: Soft(temperature=1.0); rank 1: Hard(": (
+                "dot",
+                rg.Hard("reinforce") if odd else rg.Soft(),
+            ),
+            "temperature=1.0); rank 1: Soft(temperature=2.0); rank 2": ("dot", rg.Soft(2.0 if odd else 1.0)),
+            "align: got rank 0: Local(window=1, ": ("dot", rg.Local(2 if odd else 1)),
+            "policy=Selector(dim=4, context=False)": (
+                "dot",
+                rg.Reinforced(4, evaluation="sample" if odd else "threshold"),
+            ),
+            "score: got rank 0: ScaledDot(); rank 1: Dot(); rank 2": (rg.Dot() if odd else rg.ScaledDot(), "soft"),
+            "activation='tanh'); rank 1: Additive(": (rg.Additive(4, 4, 3, "relu" if odd else "tanh"), "soft"),
+            "beta=1.0); rank 1: Cosine(beta=2.0)": (rg.Cosine(2.0 if odd else 1.0), "soft"),
+        }
+        for words, (score, align) in parts.items():
+            with refused(ValueError, words):
+                rg.Attention(score, align).eval()(*[x()] * 2)
+        with refused(ValueError, "align: got", "Soft(temperature=1.0)", "Soft(temperature=2.0)"):
+            with rg.intervene(attend, rg.Soft(2.0 if odd else 1.0)):
+                attend(*[x()] * 2)
+        with refused(ValueError, "dropout: got rank 0: 0.0; rank 1: 0.1; rank 2: 0.2"):
+            rg.Attention("dot", dropout=0.1 * ranks.rank)(*[x()] * 2)
+        for given in ({"dropout": 0.5}, {"align": "hard"}):
+            with refused(ValueError, "training: got rank 0: False; rank 1: True; rank 2: False"):
+                rg.Attention("dot", **given).train(odd)(*[x()] * 2)
+        # What is learned may differ: whoever adds gradients up may also send the parameters round.
+        learning = rg.Attention("dot", rg.Soft(learnable=True))
+        torch.nn.init.constant_(learning.align.log_temperature, 0.1 * ranks.rank)
+        learning(*[x()] * 2)
         with refused(ValueError, "value: got", "True", "False"):
             attend(x(), x(), x().requires_grad_(odd))
         with refused(RuntimeError, "rank 0: attending; rank 1: comparing lengths"):
             attend(*[x()] * 2, mask=rg.Causal() if odd else None)
-        with refused(ValueError, "form.key_bias: got rank 0: None; rank 1: [[2, 'N'], 'float64', False]"):
-            rg.Attention(rg.NegativeL2(2.0) if odd else rg.Dot())(*[x()] * 2)
+        with refused(ValueError, "mask: got rank 0: None; rank 1: [2, 1, 'keys']"):
+            current().agree("sharing a mask", {"mask": [2, 1, "keys"]} if odd else {}, {})
     with parallel.context(ranks.mesh, exchange="ring" if odd else "gather"):
         with refused(ValueError, "exchange: got rank 0: gather; rank 1: ring; rank 2: gather, expected the same"):
             attend(*[x()] * 2)
@@ -703,7 +732,7 @@ def refusals(ranks: Ranks) -> None:
 @case("a record on one rank alone is told")
 def lonely_record(ranks: Ranks) -> None:
     attend, x = rg.Attention("dot"), torch.randn(B, 4, 6)
-    with parallel.context(ranks.mesh), refused(RuntimeError, "rank 0: recording; rank 1: comparing lengths"):
+    with parallel.context(ranks.mesh), refused(RuntimeError, "rank 0: recording; rank 1: comparing attentions"):
         if ranks.rank == 0:
             with rg.record(attend):
                 attend(x, x)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard._errors import refusal
+from regard.ops.random import draw_seed
 
 EXCHANGES = ("ring", "gather")
 _NOTE_BYTES = 2048
@@ -83,13 +84,6 @@ class Ranks:
             dist.all_reduce(total, dist.ReduceOp.MAX if flags else dist.ReduceOp.SUM, group=self.group)
         return total.to(torch.bool) if flags else total
 
-    def from_first(self, x: Tensor) -> Tensor:
-        """What the first rank holds."""
-        x = x.clone()
-        with self._in_touch("sharing a seed"):
-            dist.broadcast(x, dist.get_global_rank(self.group, 0), group=self.group)
-        return x
-
     def owner(self, step: int) -> int:
         """Whose keys this rank holds after so many steps of the ring."""
         return (self.rank - step) % self.size
@@ -141,6 +135,7 @@ class Shard:
     ranks: Ranks
     queries: tuple[int, ...]  # how many each rank holds
     keys: tuple[int, ...]
+    seed: Tensor | None = None  # of the first rank, where something is drawn
 
     @property
     def nq(self) -> int:
@@ -176,19 +171,41 @@ def current() -> Ranks | None:
     return _contexts[-1] if _contexts else None
 
 
-def shard_of(nq: int, n: int, lead: tuple[int, ...] = ()) -> Shard | None:
+def shard_of(
+    nq: int,
+    n: int,
+    lead: tuple[int, ...] = (),
+    *,
+    what: str = "comparing lengths",
+    same: dict[str, Any] | None = None,
+    drawn_on: torch.device | None = None,
+) -> Shard | None:
     """Where this rank's queries and keys stand among those of all ranks; None outside of every context.
 
     Every rank must ask, each with its own lengths, and all with the same leading axes.
+
+    Args:
+        nq: queries of this rank.
+        n: keys of this rank.
+        lead: leading axes.
+        what: the ranks are about to do, in words.
+        same: what else must not differ, by name.
+        drawn_on: the device of what is drawn at random, if anything is: then there is a seed.
     """
     ranks = current()
     if ranks is None:
         return None
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        what = "attention under torch.compile or torch.func"
-        raise NotImplementedError(refusal("parallel.context", what, "eager execution, since ranks talk to each other"))
-    said = ranks.agree("comparing lengths", {"leading axes": lead}, {"queries": nq, "keys": n})
-    return Shard(ranks, tuple(each["queries"] for each in said), tuple(each["keys"] for each in said))
+        compiled = "attention under torch.compile or torch.func"
+        raise NotImplementedError(
+            refusal("parallel.context", compiled, "eager execution, since ranks talk to each other")
+        )
+    # The seed travels with the note: ranks of which only some draw would wait for each other's.
+    own = {"queries": nq, "keys": n, "seed": None if drawn_on is None else int(draw_seed(drawn_on))}
+    drawn = {"random numbers": "none" if drawn_on is None else "some"}
+    said = ranks.agree(what, {"leading axes": lead, **(same or {}), **drawn}, own)
+    seed = None if drawn_on is None else torch.tensor([said[0]["seed"]], device=drawn_on)
+    return Shard(ranks, tuple(each["queries"] for each in said), tuple(each["keys"] for each in said), seed)
 
 
 def first_place(n: int) -> int:
