@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,12 @@ class Whole:
         return {name: ranks.cut(t, self.queries if name == "query" else self.keys) for name, t in x.items()}
 
 
+def one_rank() -> AbstractContextManager[None]:
+    """A context in which this rank is alone."""
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return parallel.context(DeviceMesh.from_group(group, "cpu"))
+
+
 def same_as_one_process(
     ranks: Ranks,
     module: nn.Module,
@@ -96,6 +102,7 @@ def same_as_one_process(
     *,
     exchange: str = "ring",
     seed: int = 5,
+    shared: bool = False,
 ) -> None:
     """Outputs, gradients of the inputs and summed gradients of the parameters are those of the whole sequence.
 
@@ -107,6 +114,7 @@ def same_as_one_process(
             by their gradient, if this rank's have a function `whole_grad` that gives the expected one from the whole's.
         exchange: of the context.
         seed: of what is random.
+        shared: whether the whole is computed in a context too, of one rank.
     """
     torch.manual_seed(seed)
     x = whole.inputs()
@@ -114,7 +122,8 @@ def same_as_one_process(
     own_x = {name: t.requires_grad_() for name, t in whole.slices(ranks, x).items()}
     of_whole, of_rank = arguments(True), arguments(False)
     torch.manual_seed(seed)
-    expected = module(*expected_x.values(), **of_whole)
+    with one_rank() if shared else nullcontext():
+        expected = module(*expected_x.values(), **of_whole)
     weight = torch.randn_like(expected)
     (expected * weight).sum().backward()
     parameters = {name: (p, p.grad.clone() if p.grad is not None else None) for name, p in module.named_parameters()}
@@ -409,6 +418,23 @@ def dropout(ranks: Ranks) -> None:
         attend = scrambled(rg.Attention(rg.Additive(DQ, DK, 4), FOLDING[align](), dropout=0.4))
         with rg.execution("blockwise", panel=2):
             same_as_one_process(ranks, attend, Whole((4, 2, 5), (3, 5, 2)), exchange=exchange)
+
+
+@case("layers drop what tokens hold by the places of the whole")
+def dropped_tokens(ranks: Ranks) -> None:
+    options = {"position": "rotary", "head_dim": 4, "feedforward_dim": 6, "dropout": 0.5, "attention_dropout": 0.2}
+    encoder = scrambled(rg.TransformerEncoder(6, 2, 2, **options))
+    for lengths in ((4, 2, 5), (6, 0, 5)):
+        same_as_one_process(ranks, encoder, Whole(lengths, lengths, 6), shared=True)
+    # A panel of places at a time; one token without an axis of tokens is one of each rank.
+    wide = rg.FeedForward(6, 60_000, dropout=0.5)
+    same_as_one_process(ranks, wide, Whole((4, 2, 5), (4, 2, 5), 6), shared=True)
+    with parallel.context(ranks.mesh):
+        assert wide(torch.randn(6)).shape == (6,)
+        with refused(ValueError, "dropout: got rank 0: 0.25; rank 1: 0.5; rank 2: 0.75"):
+            rg.FeedForward(6, 6, dropout=0.25 * (1 + ranks.rank))(torch.randn(B, 3, 6))
+        gone = rg.FeedForward(6, 6, dropout=1.0)
+        assert torch.equal(gone(torch.randn(B, 3, 6)), gone.b2.expand(B, 3, 6))
 
 
 @case("a single query of each rank")
