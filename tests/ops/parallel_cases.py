@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard as rg
 from regard import parallel
 from regard.feature.affinity import Sides
+from regard.ops.parallel.ranks import current
 from tests.cases import scrambled
 
 B, DQ, DK, DV = 2, 3, 5, 7
@@ -87,6 +88,12 @@ class Whole:
         return {name: ranks.cut(t, self.queries if name == "query" else self.keys) for name, t in x.items()}
 
 
+def one_rank() -> AbstractContextManager[None]:
+    """A context in which this rank is alone."""
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return parallel.context(DeviceMesh.from_group(group, "cpu"))
+
+
 def same_as_one_process(
     ranks: Ranks,
     module: nn.Module,
@@ -95,6 +102,7 @@ def same_as_one_process(
     *,
     exchange: str = "ring",
     seed: int = 5,
+    shared: bool = False,
 ) -> None:
     """Outputs, gradients of the inputs and summed gradients of the parameters are those of the whole sequence.
 
@@ -106,6 +114,7 @@ def same_as_one_process(
             by their gradient, if this rank's have a function `whole_grad` that gives the expected one from the whole's.
         exchange: of the context.
         seed: of what is random.
+        shared: whether the whole is computed in a context too, of one rank.
     """
     torch.manual_seed(seed)
     x = whole.inputs()
@@ -113,7 +122,8 @@ def same_as_one_process(
     own_x = {name: t.requires_grad_() for name, t in whole.slices(ranks, x).items()}
     of_whole, of_rank = arguments(True), arguments(False)
     torch.manual_seed(seed)
-    expected = module(*expected_x.values(), **of_whole)
+    with one_rank() if shared else nullcontext():
+        expected = module(*expected_x.values(), **of_whole)
     weight = torch.randn_like(expected)
     (expected * weight).sum().backward()
     parameters = {name: (p, p.grad.clone() if p.grad is not None else None) for name, p in module.named_parameters()}
@@ -410,6 +420,23 @@ def dropout(ranks: Ranks) -> None:
             same_as_one_process(ranks, attend, Whole((4, 2, 5), (3, 5, 2)), exchange=exchange)
 
 
+@case("layers drop what tokens hold by the places of the whole")
+def dropped_tokens(ranks: Ranks) -> None:
+    options = {"position": "rotary", "head_dim": 4, "feedforward_dim": 6, "dropout": 0.5, "attention_dropout": 0.2}
+    encoder = scrambled(rg.TransformerEncoder(6, 2, 2, **options))
+    for lengths in ((4, 2, 5), (6, 0, 5)):
+        same_as_one_process(ranks, encoder, Whole(lengths, lengths, 6), shared=True)
+    # A panel of places at a time; one token without an axis of tokens is one of each rank.
+    wide = rg.FeedForward(6, 60_000, dropout=0.5)
+    same_as_one_process(ranks, wide, Whole((4, 2, 5), (4, 2, 5), 6), shared=True)
+    with parallel.context(ranks.mesh):
+        assert wide(torch.randn(6)).shape == (6,)
+        with refused(ValueError, "dropout: got rank 0: 0.25; rank 1: 0.5; rank 2: 0.75"):
+            rg.FeedForward(6, 6, dropout=0.25 * (1 + ranks.rank))(torch.randn(B, 3, 6))
+        gone = rg.FeedForward(6, 6, dropout=1.0)
+        assert torch.equal(gone(torch.randn(B, 3, 6)), gone.b2.expand(B, 3, 6))
+
+
 @case("a single query of each rank")
 def single(ranks: Ranks) -> None:
     """Given the same on every rank, it reads the same."""
@@ -641,12 +668,45 @@ def mismatches(ranks: Ranks) -> None:
             attend(*[x(dtype=torch.float32 if odd else torch.float64)] * 2)
         with refused(ValueError, "leading axes: got rank 0: [2]; rank 1: [3]"):
             attend(*[x(lead=3 if odd else B)] * 2)
-        with refused(ValueError, "align: got rank 0: Soft; rank 1: Hard"):
-            rg.Attention("dot", rg.Hard("reinforce") if odd else rg.Soft()).eval()(*[x()] * 2)
+        parts = {
+            "align: got rank 0: Soft(temperature=1.0); rank 1: Hard(": (
+                "dot",
+                rg.Hard("reinforce") if odd else rg.Soft(),
+            ),
+            "temperature=1.0); rank 1: Soft(temperature=2.0); rank 2": ("dot", rg.Soft(2.0 if odd else 1.0)),
+            "align: got rank 0: Local(window=1, ": ("dot", rg.Local(2 if odd else 1)),
+            "policy=Selector(dim=4, context=False)": (
+                "dot",
+                rg.Reinforced(4, evaluation="sample" if odd else "threshold"),
+            ),
+            "score: got rank 0: ScaledDot(); rank 1: Dot(); rank 2": (rg.Dot() if odd else rg.ScaledDot(), "soft"),
+            "activation='tanh'); rank 1: Additive(": (rg.Additive(4, 4, 3, "relu" if odd else "tanh"), "soft"),
+            "beta=1.0); rank 1: Cosine(beta=2.0)": (rg.Cosine(2.0 if odd else 1.0), "soft"),
+        }
+        for words, (score, align) in parts.items():
+            with refused(ValueError, words):
+                rg.Attention(score, align).eval()(*[x()] * 2)
+        with refused(ValueError, "align: got", "Soft(temperature=1.0)", "Soft(temperature=2.0)"):
+            with rg.intervene(attend, rg.Soft(2.0 if odd else 1.0)):
+                attend(*[x()] * 2)
+        with refused(ValueError, "dropout: got rank 0: 0.0; rank 1: 0.1; rank 2: 0.2"):
+            rg.Attention("dot", dropout=0.1 * ranks.rank)(*[x()] * 2)
+        for given in ({"dropout": 0.5}, {"align": "hard"}):
+            with refused(ValueError, "training: got rank 0: False; rank 1: True; rank 2: False"):
+                rg.Attention("dot", **given).train(odd)(*[x()] * 2)
+        # What is learned may differ: whoever adds gradients up may also send the parameters round.
+        learning = rg.Attention("dot", rg.Soft(learnable=True))
+        torch.nn.init.constant_(learning.align.log_temperature, 0.1 * ranks.rank)
+        learning(*[x()] * 2)
         with refused(ValueError, "value: got", "True", "False"):
             attend(x(), x(), x().requires_grad_(odd))
         with refused(RuntimeError, "rank 0: attending; rank 1: comparing lengths"):
             attend(*[x()] * 2, mask=rg.Causal() if odd else None)
+        with refused(ValueError, "mask: got rank 0: None; rank 1: [2, 1, 'keys']"):
+            current().agree("sharing a mask", {"mask": [2, 1, "keys"]} if odd else {}, {})
+    with parallel.context(ranks.mesh, exchange="ring" if odd else "gather"):
+        with refused(ValueError, "exchange: got rank 0: gather; rank 1: ring; rank 2: gather, expected the same"):
+            attend(*[x()] * 2)
 
 
 @case("what cannot be shared is refused by name")
@@ -698,7 +758,7 @@ def refusals(ranks: Ranks) -> None:
 @case("a record on one rank alone is told")
 def lonely_record(ranks: Ranks) -> None:
     attend, x = rg.Attention("dot"), torch.randn(B, 4, 6)
-    with parallel.context(ranks.mesh), refused(RuntimeError, "rank 0: recording; rank 1: comparing lengths"):
+    with parallel.context(ranks.mesh), refused(RuntimeError, "rank 0: recording; rank 1: comparing attentions"):
         if ranks.rank == 0:
             with rg.record(attend):
                 attend(x, x)

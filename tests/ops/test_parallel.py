@@ -94,7 +94,7 @@ def test_a_rank_that_leaves_is_an_error_of_the_others() -> None:
     said = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert ranks[1].returncode == 3, said[1]
     assert ranks[0].returncode != 0
-    assert "rank 0 of 2 lost the others while comparing lengths" in said[0]
+    assert "rank 0 of 2 lost the others while comparing attentions" in said[0]
     assert "look for the first error of another rank" in said[0]
 
 

@@ -24,8 +24,8 @@ from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execu
 from regard.ops.fill import kept_rows
 from regard.ops.folds import tempered
 from regard.ops.forms import WIDE, common_shape, product
-from regard.ops.parallel.ranks import shard_of
-from regard.ops.parallel.sharded import sharded, with_columns
+from regard.ops.parallel.ranks import Shard, current, shard_of
+from regard.ops.parallel.sharded import settings, sharded, with_columns
 from regard.ops.random import draw_seed
 
 _PAPER = "Brauwers & Frasincar, A General Survey on Attention Mechanisms in Deep Learning, TKDE 2023"
@@ -212,7 +212,9 @@ class Attention(nn.Module):
             _check_start(start)
         query, value, lead, single = _check_inputs(score, query, key, value)
         nq, n = 1 if query is None else query.shape[-2], key.shape[-2]
-        shard = shard_of(nq, n, tuple(lead))
+        dropout = self.dropout if self.training else 0.0
+        random = dropout > 0.0 or align.needs_seed(self.training)
+        shard = None if current() is None else self._shard(nq, n, tuple(lead), key.device if random else None)
         bound = None
         if mask is not None or bias is not None:
             sizes = Sizes(tuple(lead), nq, n)
@@ -229,8 +231,7 @@ class Attention(nn.Module):
             raise ValueError(refusal("value", f"width {value.shape[-1]}", f"features={score.features}", fix))
         if value.dtype == torch.float32 and autocasting(value.device):
             value = value.to(torch.get_autocast_dtype(value.device.type))
-        dropout = self.dropout if self.training else 0.0
-        random = dropout > 0.0 or align.needs_seed(self.training)
+        seed = shard.seed if shard is not None else draw_seed(value.device) if random else None
         call = Call(
             form=score.reduce(query, key),
             value=value,
@@ -242,12 +243,22 @@ class Attention(nn.Module):
             dropout=dropout,
             training=self.training,
             start=start,
-            seed=draw_seed(value.device) if random else None,
+            seed=seed,
             single=single,
         )
         call = call if shard is None else sharded(call, shard)
         prepared = align.prepare(call)
         return call.with_(prepared=prepared) if prepared else call
+
+    def _shard(self, nq: int, n: int, lead: tuple[int, ...], drawn_on: torch.device | None) -> Shard | None:
+        """This rank's slices among those of all ranks, once these have said that they do the same with them."""
+        same = {
+            "align": settings(self.align),
+            "score": settings(self.score),
+            "training": self.training,
+            "dropout": self.dropout if self.training else 0.0,
+        }
+        return shard_of(nq, n, lead, what="comparing attentions", same=same, drawn_on=drawn_on)
 
     def _mapped(self, key: Tensor, value: Tensor, bound: Bound | None) -> tuple[Tensor, Tensor]:
         """Keys and values as they are compared and read."""

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.general.scores.base import matrix, width, zeros
 from regard.ops.activations import activation as resolve
+from regard.ops.parallel.dropping import dropped_by_place
+from regard.ops.parallel.ranks import current
 
 
 class FeedForward(nn.Module):
@@ -59,7 +61,9 @@ def hidden_width(dim: int, given: int | None) -> int:
 
 def dropped(x: Tensor, p: float, training: bool) -> Tensor:
     """Dropout, or x itself where nothing is dropped: asking the library for that is the cost of a small operation."""
-    return F.dropout(x, p) if training and p > 0.0 else x
+    if not training or p == 0.0:
+        return x
+    return F.dropout(x, p) if current() is None else dropped_by_place(x, p)
 
 
 def probability(name: str, value: float) -> float:

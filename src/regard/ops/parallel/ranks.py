@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard._errors import refusal
+from regard.ops.random import draw_seed
 
 EXCHANGES = ("ring", "gather")
 _NOTE_BYTES = 2048
@@ -41,6 +42,7 @@ class Ranks:
             same: what must not differ, by the name of the argument that it comes from.
             own: what may.
         """
+        same = {"exchange": self.exchange, **same}
         text = json.dumps([what, same, own]).encode()
         if len(text) > _NOTE_BYTES:
             raise ValueError(refusal(what, f"a description of {len(text)} bytes", f"at most {_NOTE_BYTES}"))
@@ -53,7 +55,8 @@ class Ranks:
             doing = "; ".join(f"rank {r}: {each[0]}" for r, each in enumerate(read))
             fix = "Fix: run the same modules with the same kind of arguments on every rank, in the same order."
             raise RuntimeError(refusal("parallel.context", doing, "every rank at the same step", fix))
-        for name in same:
+        # What only some have is a difference too, and all must see it, or the others wait for those that stop here.
+        for name in dict.fromkeys(name for each in read for name in each[1]):
             found = [each[1].get(name) for each in read]
             if any(x != found[0] for x in found):
                 shown = "; ".join(f"rank {r}: {x}" for r, x in enumerate(found))
@@ -80,13 +83,6 @@ class Ranks:
         with self._in_touch("summing"):
             dist.all_reduce(total, dist.ReduceOp.MAX if flags else dist.ReduceOp.SUM, group=self.group)
         return total.to(torch.bool) if flags else total
-
-    def from_first(self, x: Tensor) -> Tensor:
-        """What the first rank holds."""
-        x = x.clone()
-        with self._in_touch("sharing a seed"):
-            dist.broadcast(x, dist.get_global_rank(self.group, 0), group=self.group)
-        return x
 
     def owner(self, step: int) -> int:
         """Whose keys this rank holds after so many steps of the ring."""
@@ -139,6 +135,7 @@ class Shard:
     ranks: Ranks
     queries: tuple[int, ...]  # how many each rank holds
     keys: tuple[int, ...]
+    seed: Tensor | None = None  # of the first rank, where something is drawn
 
     @property
     def nq(self) -> int:
@@ -174,19 +171,41 @@ def current() -> Ranks | None:
     return _contexts[-1] if _contexts else None
 
 
-def shard_of(nq: int, n: int, lead: tuple[int, ...] = ()) -> Shard | None:
+def shard_of(
+    nq: int,
+    n: int,
+    lead: tuple[int, ...] = (),
+    *,
+    what: str = "comparing lengths",
+    same: dict[str, Any] | None = None,
+    drawn_on: torch.device | None = None,
+) -> Shard | None:
     """Where this rank's queries and keys stand among those of all ranks; None outside of every context.
 
     Every rank must ask, each with its own lengths, and all with the same leading axes.
+
+    Args:
+        nq: queries of this rank.
+        n: keys of this rank.
+        lead: leading axes.
+        what: the ranks are about to do, in words.
+        same: what else must not differ, by name.
+        drawn_on: the device of what is drawn at random, if anything is: then there is a seed.
     """
     ranks = current()
     if ranks is None:
         return None
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        what = "attention under torch.compile or torch.func"
-        raise NotImplementedError(refusal("parallel.context", what, "eager execution, since ranks talk to each other"))
-    said = ranks.agree("comparing lengths", {"leading axes": lead}, {"queries": nq, "keys": n})
-    return Shard(ranks, tuple(each["queries"] for each in said), tuple(each["keys"] for each in said))
+        compiled = "attention under torch.compile or torch.func"
+        raise NotImplementedError(
+            refusal("parallel.context", compiled, "eager execution, since ranks talk to each other")
+        )
+    # The seed travels with the note: ranks of which only some draw would wait for each other's.
+    own = {"queries": nq, "keys": n, "seed": None if drawn_on is None else int(draw_seed(drawn_on))}
+    drawn = {"random numbers": "none" if drawn_on is None else "some"}
+    said = ranks.agree(what, {"leading axes": lead, **(same or {}), **drawn}, own)
+    seed = None if drawn_on is None else torch.tensor([said[0]["seed"]], device=drawn_on)
+    return Shard(ranks, tuple(each["queries"] for each in said), tuple(each["keys"] for each in said), seed)
 
 
 def first_place(n: int) -> int:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._errors import refusal
+from regard.ops.activations import Activation
 from regard.ops.call import Bias, Call, Tile
-from regard.ops.forms import wide
+from regard.ops.forms import BilinearForm, wide
 from regard.ops.parallel.ranks import Ranks, Shard
 from regard.ops.parts import Operand, operands, rebuilt
+
+# Characters of a description in a note.
+_LONGEST = 300
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,13 @@ class ShardedCall(Call):
 
 
 def sharded(call: Call, shard: Shard) -> ShardedCall:
-    """The part of a shared call: its places are those of the whole, and all ranks draw from one seed."""
+    """The part of a shared call: its places are those of the whole."""
     check_splits(call)
     first = shard.first_query
     return ShardedCall(
         **{
             **vars(call),
             "start": call.start + first,
-            "seed": None if call.seed is None else shard.ranks.from_first(call.seed),
             "first_query": first,
             "first_key": shard.first_key,
         },
@@ -139,8 +143,39 @@ def facts(call: ShardedCall) -> dict[str, Any]:
 
     names = {"form.key": "key", "form.u": "key", "value": "value"}
     same: dict[str, Any] = {names.get(x.name, x.name): described(x) for x in call.key_side()}
-    same["score"] = [type(call.form).__name__, call.form.features]
-    same["align"] = type(call.align).__name__
+    scale = call.form.scale if isinstance(call.form, BilinearForm) else 1.0
+    same["score"] = [type(call.form).__name__, call.form.features, scale, _shown(call.form.activation)]
+    same["align"] = settings(call.align)
     same["lead"], same["dropout"] = list(call.lead), call.dropout
     same["gradients"] = torch.is_grad_enabled()
     return same
+
+
+def settings(part: object) -> str:
+    """What a score or an alignment was made with, in words: its numbers and names, nothing of what it learns.
+
+    Example:
+        >>> settings(nn.Dropout(0.5))
+        'Dropout(p=0.5, inplace=False)'
+    """
+    known = {name: x for name, x in vars(part).items() if name != "training" and not name.startswith("_")}
+    if isinstance(part, nn.Module):
+        known |= dict(part.named_children())
+    said = ", ".join(f"{name}={text}" for name, x in known.items() if (text := _shown(x)) is not None)
+    text = f"{type(part).__name__}({said})"
+    if len(text) > _LONGEST:
+        # A note is of one size; what is cut off still counts.
+        text = f"{text[:_LONGEST]}… #{sha256(text.encode()).hexdigest()[:8]}"
+    return text
+
+
+def _shown(x: object) -> str | None:
+    """A setting in words; None for what is none, or cannot be told from another."""
+    if isinstance(x, Activation):
+        return repr(x.known)
+    if isinstance(x, bool | int | float | str):
+        return repr(x)
+    if isinstance(x, tuple | list):
+        each = [_shown(y) for y in x]
+        return f"({', '.join(text for text in each if text is not None)})" if any(each) else None
+    return settings(x) if isinstance(x, nn.Module) else None
