@@ -73,6 +73,8 @@ def test_an_attention_that_does_not_fit_leaves_no_folder(tmp_path: Path) -> None
         ({"options": [1]}, r"options: got \[1\], expected options of the attention by name"),
         ({"data": "somewhere"}, "data: got 'somewhere', expected nothing"),
         ({1: 2}, "1: got 2, expected a setting of 'dates'"),
+        ({"options": {5: 5}}, "options: got 5 as a name, expected names of options"),
+        ({"data": 5}, "data: got 5, expected a folder"),
     ],
     ids=str,
 )
@@ -248,6 +250,57 @@ def test_recipes_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         recipe("own_recipe:Yours")
     with pytest.raises(ValueError, match=r"expected a subclass of Recipe"):
         recipe("own_recipe:dataclass")
+
+
+OWN = """
+from dataclasses import dataclass
+from regard.recipes.dates import Dates
+@dataclass(kw_only=True)
+class Mine(Dates):
+    name = "mine"
+"""
+
+
+def test_a_module_of_the_working_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "my_dates.py").write_text(OWN)
+    script = Path(sys.executable).with_name("regard")
+
+    def regard(*arguments: str) -> str:
+        command = [str(script), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "attentions that fit: additive" in regard("recipes", "my_dates:Mine")
+    swept = json.loads(regard("sweep", "my_dates:Mine", *SETTINGS, "--over", "seed=1", "--json"))
+    (point,) = swept["runs"]
+    assert point["problem"] is None
+    # As if it had been interrupted at the end.
+    (tmp_path / point["run"] / "metrics.json").unlink()
+    again = json.loads(regard("run", "--resume", point["run"], "--json"))
+    assert (again["recipe"], again["metrics"]) == ("my_dates:Mine", point["metrics"])
+    assert json.loads(regard("evaluate", point["run"], "--json"))["metrics"] == point["metrics"]
+
+
+@pytest.mark.parametrize("name", ["../x:y", "my module:y", ":y"])
+def test_a_path_is_no_module(name: str) -> None:
+    with pytest.raises(ValueError, match=r"recipe: got .*expected a module, in dots and without a path"):
+        recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recipe: 5", "recipe: got 5, expected a name"),
+        ("recipe: [dates]", "recipe: got ['dates'], expected a name"),
+        (f"steps: {'9' * 5000}", "5000 digits"),
+        ("[" * 50_000, "which is nested too deeply, expected settings by name"),
+    ],
+    ids=["a number", "a list", "digits", "nested"],
+)
+def test_a_file_that_holds_no_settings_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "some.yaml").write_text(text)
+    code, said = invoke("run", "--config", tmp_path / "some.yaml", "--out", tmp_path / "runs")
+    assert code == 2
+    assert message in said
 
 
 def test_recipes_and_their_settings_are_listed() -> None:

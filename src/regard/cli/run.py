@@ -135,9 +135,12 @@ def _from_file(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"config: got {path}: {error.strerror}, expected a YAML or JSON file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ValueError(f"config: got {path}, which is nested too deeply, expected settings by name.") from error
+    # Python reads numbers of so many digits only.
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{path}, line {mark.line + 1}: {error.problem}" if mark is not None else str(path)  # type: ignore[union-attr]
+        where = f"{path}, line {mark.line + 1}: {error.problem}" if mark is not None else f"{path}: {error}"  # type: ignore[union-attr]
         raise ValueError(f"config: got {where}, expected a YAML or JSON file.") from error
     if not isinstance(found, dict):
         raise ValueError(f"config: got {path}, which holds {type(found).__name__}, expected settings by name.")

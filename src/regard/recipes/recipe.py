@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -119,6 +121,8 @@ class Recipe:
     def __post_init__(self) -> None:
         one_of("decay", self.decay, DECAYS)
         one_of("precision", self.precision, PRECISIONS)
+        if not isinstance(self.data, str | None):
+            raise ValueError(refusal("data", repr(self.data), "a folder"))
         sizes = [key for key in ("train_size", "test_size") if hasattr(self, key)]
         self.at_least_one("batch", "steps", "every", "patience", *sizes)
         for key in ("lr", "clip"):
@@ -245,6 +249,8 @@ class Recipe:
 
 def recipe(name: str) -> type[Recipe]:
     """The recipe of a name, or `module:Class` for one's own; an unknown one is answered with the nearest."""
+    if not isinstance(name, str):
+        raise ValueError(refusal("recipe", repr(name), "a name, such as dates"))
     if ":" in name:
         return _own(name)
     if name not in RECIPES:
@@ -256,6 +262,10 @@ def recipe(name: str) -> type[Recipe]:
 
 def _own(name: str) -> type[Recipe]:
     module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")):
+        fix = "Fix: run in the folder of my_module.py, and name it my_module:Class."
+        raise ValueError(refusal("recipe", repr(name), "a module, in dots and without a path, and a class in it", fix))
+    _import_from_here()
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -264,6 +274,18 @@ def _own(name: str) -> type[Recipe]:
     if not isinstance(found, type) or not issubclass(found, Recipe):
         raise ValueError(refusal("recipe", repr(name), "a subclass of Recipe"))
     return found
+
+
+def _import_from_here() -> None:
+    """Modules of the working directory can be imported, as with `python -m`, and unless Python was told not to."""
+    if sys.flags.safe_path:
+        return
+    try:
+        here = os.getcwd()
+    except OSError:  # it was deleted
+        return
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
 
 
 def configured(name: str, settings: Mapping[str, Any]) -> Recipe:
@@ -284,6 +306,9 @@ def configured(name: str, settings: Mapping[str, Any]) -> Recipe:
         elif key == "options":
             if not isinstance(value, Mapping):
                 raise ValueError(refusal("options", repr(value), "options of the attention by name"))
+            for option in value:
+                if not isinstance(option, str):
+                    raise ValueError(refusal("options", f"{option!r} as a name", "names of options of the attention"))
             options |= value
         elif key == "attention" and isinstance(value, Mapping):
             fix = "Fix: attention: NAME, and its parts as attention.score: …, attention.align: …"

@@ -171,11 +171,23 @@ def _planned(recipe: str, settings: list[dict[str, Any]], common: Mapping[str, A
 Answers = Iterator[tuple[str, dict[str, Any]]]
 
 
-def _executed(command: list[str], threads: int) -> dict[str, Any]:
-    """Run a command and read the object that it prints; what went wrong is an answer too."""
+def _executed(command: list[str], threads: int, here: str) -> dict[str, Any]:
+    """Run a command and read the object that it prints; what went wrong is an answer too.
+
+    Args:
+        command: words.
+        threads: of the process.
+        here: where the sweep was begun, which may hold the module of a recipe; not every machine of a cluster need have it.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
+        command,
+        env=environment,
+        cwd=here if os.path.isdir(here) else None,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=end_with_parent,
     )
     if done.returncode == 0:
         try:
@@ -204,7 +216,8 @@ def end_with_parent(parent: int | None = None) -> None:
 def _by_processes(workers: int, threads: int) -> Callable[[Mapping[str, list[str]]], Answers]:
     def run(commands: Mapping[str, list[str]]) -> Answers:
         with ThreadPoolExecutor(workers) as pool:
-            futures = {pool.submit(_executed, command, threads): key for key, command in commands.items()}
+            here = os.getcwd()
+            futures = {pool.submit(_executed, command, threads, here): key for key, command in commands.items()}
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
@@ -232,7 +245,8 @@ def _by_ray(workers: int, threads: int, address: str | None) -> Callable[[Mappin
             ray.init(address=address, log_to_driver=False, **cores)
         try:
             task = ray.remote(num_cpus=threads, max_retries=1)(_executed)
-            waiting = {task.remote(command, threads): key for key, command in commands.items()}
+            here = os.getcwd()
+            waiting = {task.remote(command, threads, here): key for key, command in commands.items()}
             while waiting:
                 (ready,), _ = ray.wait(list(waiting), num_returns=1)
                 key = waiting.pop(ready)
