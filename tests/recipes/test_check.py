@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -301,6 +302,25 @@ def test_a_file_that_holds_no_settings_is_refused_by_name(text: str, message: st
     code, said = invoke("run", "--config", tmp_path / "some.yaml", "--out", tmp_path / "runs")
     assert code == 2
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "written"),
+    [
+        ("sentiment", {"train_size": 9}, "negative|positive"),
+        ("dates", {"test_size": 3}, r"\d{4}-\d\d-\d\d"),
+        ("pairs", {"train_size": 9}, "entailment|neutral|contradiction"),
+        ("translate", {"train_size": 9}, r"[a-z ]+\."),
+        ("speech", {"test_size": 3, "unit": "phone"}, "[a-z]+( [a-z]+)*"),
+        ("recommend", {"train_size": 9}, r"\d+\.\d+"),
+    ],
+)
+def test_right_answers_are_written_as_answers_are(name: str, settings: dict[str, object], written: str) -> None:
+    task = configured(name, settings)
+    for example in task.examples("test")[:3]:
+        assert re.fullmatch(written, task.right_answer(example))
+        if name != "sentiment":
+            assert "end" not in task.right_answer(example).split()
 
 
 def test_recipes_and_their_settings_are_listed() -> None:

@@ -372,7 +372,7 @@ def finish(recipe: Recipe, run: Run) -> dict[str, float]:
         {
             "input": {name: list(words) for name, words in example.words.items() if name != "target"},
             "answer": answer,
-            "target": _told(example),
+            "target": recipe.right_answer(example),
         }
         for example, answer in zip(examples, judged.answers, strict=True)
     ]
@@ -382,10 +382,3 @@ def finish(recipe: Recipe, run: Run) -> dict[str, float]:
         write_json(run.folder / SIGNATURES, judged.signatures)
     write_json(run.folder / METRICS, judged.metrics)
     return judged.metrics
-
-
-def _told(example: Example) -> Any:
-    """The right answer: its words where it has some, or a number; nothing where it is large."""
-    if "target" in example.words:
-        return list(example.words["target"])
-    return example.target.tolist() if example.target is not None and example.target.numel() <= 64 else None

@@ -204,6 +204,12 @@ class Recipe:
         """Metrics of a model on examples."""
         raise NotImplementedError
 
+    def right_answer(self, example: Example) -> Any:
+        """What `judge` should have answered: the words of the target where it has some, or a number; nothing where it is large."""
+        if "target" in example.words:
+            return list(example.words["target"])
+        return example.target.tolist() if example.target is not None and example.target.numel() <= 64 else None
+
     def glance(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """What is watched while training: `judge`, or something cheaper of the same names."""
         return self.judge(model, examples, device)

@@ -24,7 +24,7 @@ from regard.recipes.choice import assembled, make_attention
 from regard.recipes.classification import Classification
 from regard.recipes.pairs.compare import Compared, EachOverOther
 from regard.recipes.pairs.data import CLASSES, RANKED, Pair, made_up, read
-from regard.recipes.recipe import Judged, one_of
+from regard.recipes.recipe import Judged, Recipe, one_of
 from regard.recipes.text import TextRecipe, separate_words
 
 
@@ -122,6 +122,10 @@ class Pairs(TextRecipe, Classification):
         if not first or not second:
             raise ValueError(refusal("text", repr(text), "two texts with | between them"))
         return self._example(Pair(first, second))
+
+    def right_answer(self, example: Example) -> Any:
+        # Answers of what is ranked are scores.
+        return Recipe.right_answer(self, example) if self.ranked else super().right_answer(example)
 
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:

@@ -150,6 +150,9 @@ class Recommend(Recipe):
             raise ValueError(refusal("text", got, "items that were seen in training, with spaces between them"))
         return self._example(seen, 0)
 
+    def right_answer(self, example: Example) -> Any:
+        return None if example.target is None else self.known["items"][int(example.target)]
+
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Hit rate and NDCG among all items, without those that the user has seen (unless one of them is right)."""
