@@ -305,6 +305,35 @@ def test_a_file_that_holds_no_settings_is_refused_by_name(text: str, message: st
 
 
 @pytest.mark.parametrize(
+    ("name", "attention", "message"),
+    [
+        ("sentiment", "gat", "got 'gat', which asks for 'edge_index', expected one that fits the recipe 'sentiment', "),
+        ("sentiment", "rotatory", "which asks for 'target', "),
+        ("sentiment", "constant-query", "expected a mechanism that reads. "),
+        ("sentiment", "soft-ish", "expected a name that `regard list` shows. "),
+        ("sentiment", "aditive", "Did you mean 'additive'"),
+        ("dates", "self-attention", "which fails with "),
+    ],
+)
+def test_an_attention_that_does_not_fit_is_answered_with_those_that_do(name: str, attention: str, message: str) -> None:
+    settings = {"train_size": 6, "hidden_dim": 8, "embedding_dim": 8, "attention": attention}
+    with pytest.raises((ValueError, TypeError)) as refused:
+        check(configured(name, settings))
+    said = str(refused.value)
+    assert message in said
+    assert said.count(f"Known to fit: {', '.join(recipe(name).alternatives)}.") == 1
+    assert "On(module" not in said
+
+
+def test_a_sweep_says_which_attentions_fit(tmp_path: Path) -> None:
+    code, said = invoke("sweep", "sentiment", "--over", "attention=additive,foo", "--out", tmp_path)
+    assert (code, "attention: got 'foo'" in said, "Known to fit: additive, query-free" in said) == (2, True, True)
+    settings = {key: value for key, value in SMALL.items() if key != "test_size"}
+    (point,) = sweep("sentiment", {"attention": ["gat"]}, settings, out=tmp_path)
+    assert "Known to fit: additive, query-free" in (point.problem or "")
+
+
+@pytest.mark.parametrize(
     ("name", "settings", "written"),
     [
         ("sentiment", {"train_size": 9}, "negative|positive"),

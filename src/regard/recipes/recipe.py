@@ -134,7 +134,21 @@ class Recipe:
         # Everything random is drawn from products of the seed, which must stay whole numbers of 64 bits.
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(refusal("seed", self.seed, "a whole number from 0 to 4294967295"))
-        catalog.find(self.attention, argument="attention")
+        try:
+            catalog.find(self.attention, argument="attention")
+        except ValueError as error:
+            if not self.alternatives:
+                raise
+            near = nearest(self.attention, [entry.name for entry in catalog.entries()], listed=True)
+            fix = f"{near} {self.fitting()}".strip()
+            raise ValueError(
+                refusal("attention", repr(self.attention), "a name that `regard list` shows", fix)
+            ) from error
+
+    @classmethod
+    def fitting(cls) -> str:
+        """Which attentions are known to fit, as a message says it."""
+        return f"Known to fit: {', '.join(cls.alternatives)}." if cls.alternatives else ""
 
     def at_least_one(self, *keys: str) -> None:
         """Refuse settings that count something and are less than one."""
