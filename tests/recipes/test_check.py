@@ -359,6 +359,13 @@ def test_recipes_and_their_settings_are_listed() -> None:
     code, said = invoke("recipes", "sentiment", "--json")
     settings = {row["name"]: row for row in json.loads(said)["settings"]}
     assert settings["steps"]["default"] == 600
+    assert settings["steps"]["others"] == [{"value": 300, "data": False, "attentions": []}]
+    assert settings["batch"]["others"] == []
+    code, said = invoke("recipes", "sentiment")
+    assert "hidden_dim=128\twidth of the features. (64 without --data)" in said
+    code, said = invoke("recipes", "translate")
+    assert "(0.005 without --data; 0.002 without --data by transformer)" in said
+    assert "(3 with --data by transformer)" in said
     assert all(row["about"] for row in settings.values()), [name for name, row in settings.items() if not row["about"]]
 
 
