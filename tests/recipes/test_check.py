@@ -76,6 +76,9 @@ def test_an_attention_that_does_not_fit_leaves_no_folder(tmp_path: Path) -> None
         ({1: 2}, "1: got 2, expected a setting of 'dates'"),
         ({"options": {5: 5}}, "options: got 5 as a name, expected names of options"),
         ({"data": 5}, "data: got 5, expected a folder"),
+        ({"limit": 0}, "limit: got 0, expected a whole number >= 1"),
+        ({"limit": "2.5"}, "limit: got 2.5, expected a whole number >= 1"),
+        ({"limit": "true"}, "limit: got True, expected a whole number >= 1"),
     ],
     ids=str,
 )
@@ -302,6 +305,73 @@ def test_a_file_that_holds_no_settings_is_refused_by_name(text: str, message: st
     code, said = invoke("run", "--config", tmp_path / "some.yaml", "--out", tmp_path / "runs")
     assert code == 2
     assert message in said
+
+
+def reviews(folder: Path, count: int = 30) -> Path:
+    """A data set of `sentiment`, sorted by class."""
+    for split in ("train", "dev", "test"):
+        lines = [f"{int(k >= count // 2)} {split} {k}" for k in range(count)]
+        (folder / f"sst2.{split}").write_text("\n".join(lines))
+    return folder
+
+
+def test_a_limit_draws_the_same_examples_for_every_seed(tmp_path: Path) -> None:
+    settings = {"data": str(reviews(tmp_path)), "limit": 10}
+    first, second = (configured("sentiment", {**settings, "seed": seed}) for seed in (0, 1))
+    for split in ("train", "validation", "test"):
+        chosen = [example.words["tokens"][1] for example in first.cached(split)]
+        assert chosen == [example.words["tokens"][1] for example in second.cached(split)]
+        assert len(set(chosen)) == 10
+        assert chosen == sorted(chosen, key=int)
+        assert {int(example.target) for example in first.cached(split)} == {0, 1}
+    assert len(configured("sentiment", {**settings, "limit": "40"}).cached("test")) == 30
+    assert len(configured("dates", {**SMALL, "limit": 1}).cached("train")) == 1
+
+
+def test_candidates_that_are_ranked_together_stay_together() -> None:
+    task = configured("pairs", {"data": "somewhere", "set": "wikiqa", "limit": 5})
+    assert list(task.drawn("test", 12)) == [0, 1, 2, 3, 4]
+    assert list(configured("pairs", {"limit": 5}).drawn("test", 12)) != [0, 1, 2, 3, 4]
+
+
+def test_sizes_of_made_up_data_are_refused_beside_data(tmp_path: Path) -> None:
+    data = reviews(tmp_path)
+    for command in (("run", "sentiment"), ("sweep", "sentiment", "--over", "seed=1")):
+        code, said = invoke(*command, "--data", data, "--set", "train_size=20", "--out", tmp_path / "runs")
+        assert code == 2
+        assert "train_size: got 20, expected nothing beside data" in said
+        assert "limit=…" in said
+    assert not (tmp_path / "runs").exists()
+    # A kept configuration has the default.
+    check(configured("sentiment", {"data": str(data), "train_size": 1000, "hidden_dim": 8}))
+
+
+def test_made_up_data_are_named_so(tmp_path: Path) -> None:
+    labels = {
+        ("sentiment", ()): "generated",
+        ("sentiment", (("data", "here"), ("set", "sst5"))): "sst5",
+        ("points", (("task", "hull"),)): "generated hull",
+        ("facts", (("data", "here"), ("task", 2))): "2",
+        ("digits", ()): "scikit-learn",
+        ("translate", (("data", "here/multi30k"),)): "",
+    }
+    for (name, settings), label in labels.items():
+        assert configured(name, dict(settings)).data_label == label
+    Run.begin(configured("translate", {"data": "here/multi30k", "limit": 9}), tmp_path)
+    assert json.loads(invoke("runs", "--out", tmp_path, "--json")[1])[0]["data"] == "multi30k, 9 at most"
+
+
+def test_data_without_examples_are_refused(tmp_path: Path) -> None:
+    data = reviews(tmp_path)
+    settings = ("steps=2", "every=2", "hidden_dim=8", "embedding_dim=4", "limit=8")
+    arguments = [f"--set={setting}" for setting in settings]
+    code, said = invoke("run", "sentiment", "--data", data, *arguments, "--out", tmp_path / "runs", "--json")
+    assert code == 0, said
+    run = json.loads(said.splitlines()[-1])["run"]
+    assert json.loads(invoke("evaluate", run, "--json")[1])["metrics"] == Run.at(run).metrics()
+    (tmp_path / "sst2.test").write_text("")
+    code, said = invoke("evaluate", run, "--data", data)
+    assert (code, said) == (2, "regard: data: got no examples of test, expected at least one.\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from regard._errors import refusal
@@ -14,6 +16,7 @@ def check(recipe: Recipe) -> None:
     """Read the data, build the model and try it on a few examples; what does not go together is refused, by name."""
     from regard.recipes.engine import training_loss
 
+    check_heeded(recipe)
     some = []
     for split in SPLITS:
         examples = recipe.cached(split)

@@ -322,8 +322,8 @@ def train(
 
 
 def _fabric(recipe: Recipe, devices: int, strategy: str) -> Fabric:
-    # Which devices there are, and what else could be bought, is not what was asked.
-    for name in ("lightning.fabric", "lightning.fabric.utilities.rank_zero"):
+    # Which devices there are, what else could be bought, and that processes have met, is not what was asked.
+    for name in ("lightning.fabric", "lightning.fabric.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     how: Any = "auto"
     if strategy == "fsdp":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,7 @@ class Recipe:
         clip: largest norm of a gradient.
         precision: as Lightning names it: `32-true`, `bf16-mixed`, …
         data: folder of the real data; generated data where there is none.
+        limit: examples of each split at most, for a quick try: a draw that is the same for every seed.
     """
 
     name: ClassVar[str]
@@ -101,6 +103,7 @@ class Recipe:
     watch: ClassVar[str]  # the metric that says which state is the best
     lower: ClassVar[bool] = False  # whether less of it is better
     alternatives: ClassVar[tuple[str, ...]] = ()  # attentions that make sense here
+    made_up_only: ClassVar[tuple[str, ...]] = ()  # settings of generated data, which real data do not heed
     by_length: ClassVar[bool] = False  # whether the examples of an update should be equally long, nearly
 
     attention: str = "additive"
@@ -117,6 +120,7 @@ class Recipe:
     clip: float = 1.0
     precision: str = "32-true"
     data: str | None = None
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         one_of("decay", self.decay, DECAYS)
@@ -131,6 +135,8 @@ class Recipe:
         for key in ("warmup", "weight_decay"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ValueError(refusal(key, getattr(self, key), "a number >= 0"))
+        if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
+            raise ValueError(refusal("limit", repr(self.limit), "a whole number >= 1"))
         # Everything random is drawn from products of the seed, which must stay whole numbers of 64 bits.
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(refusal("seed", self.seed, "a whole number from 0 to 4294967295"))
@@ -182,11 +188,17 @@ class Recipe:
         raise NotImplementedError
 
     def cached(self, split: str) -> Sequence[Example]:
-        """The examples of a split, read or made once."""
+        """The examples of a split, read or made once; `limit` of them."""
         known: dict[str, Sequence[Example]] = self.__dict__.setdefault("_examples", {})
         if split not in known:
-            known[split] = self.examples(split)
+            found = self.examples(split)
+            within = self.limit is None or len(found) <= self.limit
+            known[split] = found if within else [found[k] for k in self.drawn(split, len(found))]
         return known[split]
+
+    def drawn(self, split: str, count: int) -> Sequence[int]:
+        """Numbers of the `limit` examples that stand for so many, in their order; not the first ones: files may be sorted by class."""
+        return sorted(random.Random(f"limit {split}").sample(range(count), self.limit or count))
 
     def build(self) -> TaskModel:
         """A model with fresh parameters."""
@@ -261,6 +273,13 @@ class Recipe:
     def label(self) -> str:
         """The attention and what was set of it, for names and tables."""
         return "-".join([self.attention, *(f"{key}={value}" for key, value in self.options.items())])
+
+    @property
+    def data_label(self) -> str:
+        """Where the examples come from: `generated`, or what is chosen of the data folder, which may be nothing."""
+        if self.data is None:
+            return "generated"
+        return " ".join(str(getattr(self, key)) for key in ("set", "task") if hasattr(self, key))
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as plain data."""

@@ -23,7 +23,8 @@ from typing import Any
 
 from regard._errors import missing_extra, refusal
 from regard._files import write_json
-from regard.recipes.recipe import configured, one_of
+from regard.recipes.check import check_heeded
+from regard.recipes.recipe import Recipe, configured, one_of
 from regard.recipes.runs import CONFIG, Run
 
 SWEEP = "sweep.json"
@@ -142,15 +143,22 @@ def store_means(recipe: str, points: Sequence[Point], path: Path, command: str) 
     rows = []
     for members in _by_settings(points):
         task = Run.at(members[0].folder).recipe()
-        of = " ".join(str(getattr(task, key)) for key in ("set", "task") if hasattr(task, key))
         seeds = [point.settings["seed"] for point in members if "seed" in point.settings]
-        rows.append(Row("recipes", f"{recipe} {of}".strip(), task.label, extra={**_mean(members), "seeds": seeds}))
+        rows.append(Row("recipes", _case(recipe, task), task.label, extra={**_mean(members), "seeds": seeds}))
     store(rows, path, command)
+
+
+def _case(recipe: str, task: Recipe) -> str:
+    """The recipe and its data, as stored results name them: figures of made-up data, or of a part, are to look like nothing else."""
+    part = "" if task.limit is None else f"limit={task.limit}"
+    return " ".join(word for word in (recipe, task.data_label, part) if word)
 
 
 def _planned(recipe: str, settings: list[dict[str, Any]], common: Mapping[str, Any], out: Path) -> list[Point]:
     """A folder for each point; every configuration is checked before the first run begins."""
     tasks = [configured(recipe, {**common, **own}) for own in settings]
+    for task in tasks:
+        check_heeded(task)
     digest = hashlib.sha256(json.dumps([task.as_dict() for task in tasks], sort_keys=True).encode()).hexdigest()[:8]
     folder = out / f"{recipe}-{digest}"
     points = []

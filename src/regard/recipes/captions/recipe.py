@@ -60,6 +60,7 @@ class Captions(Writing):
     alternatives: ClassVar[tuple[str, ...]] = (
         *("additive", "hard", "general", "sparsemax", "multi-head", TRANSFORMER),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
 
     regions: str = "convolution"
     at_least: int = 3

@@ -45,6 +45,7 @@ class Pairs(TextRecipe, Classification):
         *("interactive-co-attention", "alternating-co-attention", "parallel-co-attention"),
         *("multi-grained-co-attention", "attention-over-attention"),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
     by_length: ClassVar[bool] = True
 
     attention: str = "interactive-co-attention"
@@ -74,6 +75,10 @@ class Pairs(TextRecipe, Classification):
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
         return made_up(self.train_size, self.seed) if self.data is None else read(self.data, self.set)
+
+    def drawn(self, split: str, count: int) -> Sequence[int]:
+        # Candidates of a question stand together, and are ranked together.
+        return range(min(self.limit or count, count)) if self.ranked else super().drawn(split, count)
 
     def learn(self) -> dict[str, Any]:
         words = self.learn_words(text for pair in self._pairs["train"] for text in (pair.first, pair.second))

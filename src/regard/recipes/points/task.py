@@ -97,6 +97,10 @@ class Points(Recipe):
         if self.data is not None:
             raise ValueError(refusal("data", repr(self.data), "nothing: the examples of this recipe are drawn"))
 
+    @property
+    def data_label(self) -> str:
+        return f"generated {self.task}"
+
     @cached_property
     def _drawn(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Inputs and right positions of every split."""

@@ -58,6 +58,7 @@ class Recommend(Recipe):
     about: ClassVar[str] = "what a user wants next, ranked among all items: Amazon Beauty"
     watch: ClassVar[str] = f"ndcg_{K}"
     alternatives: ClassVar[tuple[str, ...]] = ("bert4rec", "hierarchical", "transformer-decoder", "additive")
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
 
     attention: str = "bert4rec"
     length: int = 50

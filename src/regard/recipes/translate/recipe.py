@@ -54,6 +54,7 @@ class Translate(Writing):
     alternatives: ClassVar[tuple[str, ...]] = (
         *("additive", "general", "local-predictive", VIA, "multi-head", TRANSFORMER),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
     by_length: ClassVar[bool] = True
 
     source: str = "en"
