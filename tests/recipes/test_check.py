@@ -361,6 +361,18 @@ def test_made_up_data_are_named_so(tmp_path: Path) -> None:
     assert json.loads(invoke("runs", "--out", tmp_path, "--json")[1])[0]["data"] == "multi30k, 9 at most"
 
 
+def test_right_answers_are_numbers_where_answers_are() -> None:
+    word = configured("duplicate", {"train_size": 3, "test_size": 3})
+    for example in word.examples("test"):
+        tokens = example.inputs["tokens"].tolist()
+        right = word.right_answer(example)
+        assert right == tokens[1 : 1 + len(right)]
+    hull = configured("points", {"task": "hull", "train_size": 3, "test_size": 3})
+    for example in hull.examples("test"):
+        named = [example.words["tokens"][k] for k in hull.right_answer(example)]
+        assert [*named, "stop"] == list(example.words["target"])
+
+
 def test_data_without_examples_are_refused(tmp_path: Path) -> None:
     data = reviews(tmp_path)
     settings = ("steps=2", "every=2", "hidden_dim=8", "embedding_dim=4", "limit=8")

@@ -165,6 +165,10 @@ class Points(Recipe):
             raise ValueError(refusal("text", repr(text), kind))
         return self._example(torch.tensor(numbers).reshape(-1, dim))
 
+    def right_answer(self, example: Example) -> Any:
+        """Numbers of the points, as answers have them."""
+        return None if example.target is None else example.target.tolist()
+
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """The share of sequences that are right from end to end, and how much area or way is lost."""
