@@ -66,16 +66,41 @@ def test_an_empty_line_is_skipped_and_counted(sentiment: Path) -> None:
 def test_a_line_that_cannot_be_read_is_named(sentiment: Path, tmp_path: Path) -> None:
     code, stdout, stderr = predict(sentiment, text=b"a fine one\n\xff\xfe\n")
     assert code == 2
-    assert len(stdout.splitlines()) == 1
-    assert "line 2: text: got" in stderr
+    assert [bool(line) for line in stdout.splitlines()] == [True, False]
+    assert "line 2: '\\\\xff\\\\xfe': text: got" in stderr
     assert "expected UTF-8" in stderr
     digits = run("digits", out=tmp_path, progress=False, steps=2, every=2, attention="additive").folder
     for path, said in (("nowhere.png", "no such file"), (tmp_path, "no such file"), ("x" * 5000, "file name too long")):
         code, _, stderr = predict(digits, text=f"\n{path}\n")
         assert code == 2
-        assert "line 2: text: got" in stderr
+        assert "line 2: " in stderr
         assert f"{said}, expected the path of a PNG or JPEG picture" in stderr
     picture = tmp_path / "broken.png"
     picture.write_bytes(b"no picture")
     code, _, stderr = predict(digits, picture)
     assert (code, "expected a PNG or JPEG picture" in stderr) == (2, True)
+
+
+def test_one_input_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    small = {**WORDS, "test_size": 5}
+    dates = run("dates", out=tmp_path, progress=False, **small).folder
+    texts = ["3 May 1998", "3 Mär 1998", "June 1, 2001"]
+    for arguments, text, number in ((texts, None, "input 2"), ([], "\n".join(texts), "line 2")):
+        code, stdout, stderr = predict(dates, *arguments, text=text)
+        assert code == 2
+        assert [bool(line) for line in stdout.split("\n")] == [True, False, True, False]
+        assert stderr.startswith(f"regard: {number}: text: got '3 Mär 1998', with 'ä', expected")
+        code, stdout, _ = predict(dates, *arguments, "--json", text=text)
+        told = [json.loads(line) for line in stdout.splitlines()]
+        assert code == 2
+        assert [each["input"] for each in told] == texts
+        assert [("answer" in each, "error" in each) for each in told] == [(True, False), (False, True), (True, False)]
+
+
+def test_a_recipe_that_reads_no_text_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ("from regard.recipes.dates import Dates, Recipe", "class Silent(Dates):", "    name = 'silent'")
+    (tmp_path / "silent.py").write_text("\n".join([*lines, "    parse = Recipe.parse"]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    silent = run("silent:Silent", out=tmp_path, progress=False, **WORDS, test_size=5).folder
+    code, _, stderr = predict(silent, "some text")
+    assert (code, "Fix: write Silent.parse(self, text)" in stderr) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def test_runs_are_listed(trained: Path) -> None:
     (row,) = json.loads(stdout)
     assert row["run"] == str(trained)
     assert row["evaluations"] == 2
+    assert (row["data"], row["seed"], row["steps"]) == ("generated", 3, 4)
+    code, stdout, _ = regard("runs", "--out", trained.parent)
+    assert stdout.split("\t")[1:6] == ["dates", "additive", "generated", "3", "4"]
 
 
 def test_a_run_is_evaluated_again(trained: Path) -> None:
@@ -65,6 +69,21 @@ def test_the_last_line_says_where_everything_is(tmp_path: Path) -> None:
     assert code == 0
     folder = stdout.strip().splitlines()[-1].removeprefix("everything is in ").strip()
     assert json.loads((Path(folder) / "config.json").read_text())["attention"] == "sparsemax"
+
+
+def test_what_goes_on_says_in_how_many_processes_and_since_when(tmp_path: Path) -> None:
+    settings = [f"--set={setting}" for setting in (*SMALL, "limit=7")]
+    code, stdout, stderr = regard("run", "dates", *settings, "--out", tmp_path)
+    assert (code, "judging the examples of test: 7\n" in stderr) == (0, True)
+    assert re.search(r"trained and judged in \d+ s\n", stdout)
+    (run,) = tmp_path.iterdir()
+    (run / "metrics.json").unlink()
+    code, stdout, _ = regard("run", "--resume", run)
+    assert stdout.startswith(f"going on in 1 process: {run}\n")
+    assert re.search(r"trained and judged in \d+ s, since it went on\n", stdout)
+    (run / "metrics.json").unlink()
+    code, stdout, stderr = regard("run", "--resume", run, "--json")
+    assert (code, len(stdout.splitlines()), stderr) == (0, 1, "")
 
 
 def test_settings_come_from_a_file(tmp_path: Path) -> None:

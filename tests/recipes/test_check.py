@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,11 @@ def test_an_attention_that_does_not_fit_leaves_no_folder(tmp_path: Path) -> None
         ({"options": [1]}, r"options: got \[1\], expected options of the attention by name"),
         ({"data": "somewhere"}, "data: got 'somewhere', expected nothing"),
         ({1: 2}, "1: got 2, expected a setting of 'dates'"),
+        ({"options": {5: 5}}, "options: got 5 as a name, expected names of options"),
+        ({"data": 5}, "data: got 5, expected a folder"),
+        ({"limit": 0}, "limit: got 0, expected a whole number >= 1"),
+        ({"limit": "2.5"}, "limit: got 2.5, expected a whole number >= 1"),
+        ({"limit": "true"}, "limit: got True, expected a whole number >= 1"),
     ],
     ids=str,
 )
@@ -250,6 +256,184 @@ def test_recipes_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         recipe("own_recipe:dataclass")
 
 
+OWN = """
+from dataclasses import dataclass
+from regard.recipes.dates import Dates
+@dataclass(kw_only=True)
+class Mine(Dates):
+    name = "mine"
+"""
+
+
+def test_a_module_of_the_working_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "my_dates.py").write_text(OWN)
+    script = Path(sys.executable).with_name("regard")
+
+    def regard(*arguments: str) -> str:
+        command = [str(script), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "attentions that fit: additive" in regard("recipes", "my_dates:Mine")
+    swept = json.loads(regard("sweep", "my_dates:Mine", *SETTINGS, "--over", "seed=1", "--json"))
+    (point,) = swept["runs"]
+    assert point["problem"] is None
+    # As if it had been interrupted at the end.
+    (tmp_path / point["run"] / "metrics.json").unlink()
+    again = json.loads(regard("run", "--resume", point["run"], "--json"))
+    assert (again["recipe"], again["metrics"]) == ("my_dates:Mine", point["metrics"])
+    assert json.loads(regard("evaluate", point["run"], "--json"))["metrics"] == point["metrics"]
+
+
+@pytest.mark.parametrize("name", ["../x:y", "my module:y", ":y"])
+def test_a_path_is_no_module(name: str) -> None:
+    with pytest.raises(ValueError, match=r"recipe: got .*expected a module, in dots and without a path"):
+        recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recipe: 5", "recipe: got 5, expected a name"),
+        ("recipe: [dates]", "recipe: got ['dates'], expected a name"),
+        (f"steps: {'9' * 5000}", "5000 digits"),
+        ("[" * 50_000, "which is nested too deeply, expected settings by name"),
+    ],
+    ids=["a number", "a list", "digits", "nested"],
+)
+def test_a_file_that_holds_no_settings_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "some.yaml").write_text(text)
+    code, said = invoke("run", "--config", tmp_path / "some.yaml", "--out", tmp_path / "runs")
+    assert code == 2
+    assert message in said
+
+
+def reviews(folder: Path, count: int = 30) -> Path:
+    """A data set of `sentiment`, sorted by class."""
+    for split in ("train", "dev", "test"):
+        lines = [f"{int(k >= count // 2)} {split} {k}" for k in range(count)]
+        (folder / f"sst2.{split}").write_text("\n".join(lines))
+    return folder
+
+
+def test_a_limit_draws_the_same_examples_for_every_seed(tmp_path: Path) -> None:
+    settings = {"data": str(reviews(tmp_path)), "limit": 10}
+    first, second = (configured("sentiment", {**settings, "seed": seed}) for seed in (0, 1))
+    for split in ("train", "validation", "test"):
+        chosen = [example.words["tokens"][1] for example in first.cached(split)]
+        assert chosen == [example.words["tokens"][1] for example in second.cached(split)]
+        assert len(set(chosen)) == 10
+        assert chosen == sorted(chosen, key=int)
+        assert {int(example.target) for example in first.cached(split)} == {0, 1}
+    assert len(configured("sentiment", {**settings, "limit": "40"}).cached("test")) == 30
+    assert len(configured("dates", {**SMALL, "limit": 1}).cached("train")) == 1
+
+
+def test_candidates_that_are_ranked_together_stay_together() -> None:
+    task = configured("pairs", {"data": "somewhere", "set": "wikiqa", "limit": 5})
+    assert list(task.drawn("test", 12)) == [0, 1, 2, 3, 4]
+    assert list(configured("pairs", {"limit": 5}).drawn("test", 12)) != [0, 1, 2, 3, 4]
+
+
+def test_sizes_of_made_up_data_are_refused_beside_data(tmp_path: Path) -> None:
+    data = reviews(tmp_path)
+    for command in (("run", "sentiment"), ("sweep", "sentiment", "--over", "seed=1")):
+        code, said = invoke(*command, "--data", data, "--set", "train_size=20", "--out", tmp_path / "runs")
+        assert code == 2
+        assert "train_size: got 20, expected nothing beside data" in said
+        assert "limit=…" in said
+    assert not (tmp_path / "runs").exists()
+    # A kept configuration has the default.
+    check(configured("sentiment", {"data": str(data), "train_size": 1000, "hidden_dim": 8}))
+
+
+def test_made_up_data_are_named_so(tmp_path: Path) -> None:
+    labels = {
+        ("sentiment", ()): "generated",
+        ("sentiment", (("data", "here"), ("set", "sst5"))): "sst5",
+        ("points", (("task", "hull"),)): "generated hull",
+        ("facts", (("data", "here"), ("task", 2))): "2",
+        ("digits", ()): "scikit-learn",
+        ("translate", (("data", "here/multi30k"),)): "",
+    }
+    for (name, settings), label in labels.items():
+        assert configured(name, dict(settings)).data_label == label
+    Run.begin(configured("translate", {"data": "here/multi30k", "limit": 9}), tmp_path)
+    assert json.loads(invoke("runs", "--out", tmp_path, "--json")[1])[0]["data"] == "multi30k, 9 at most"
+
+
+def test_right_answers_are_numbers_where_answers_are() -> None:
+    word = configured("duplicate", {"train_size": 3, "test_size": 3})
+    for example in word.examples("test"):
+        tokens = example.inputs["tokens"].tolist()
+        right = word.right_answer(example)
+        assert right == tokens[1 : 1 + len(right)]
+    hull = configured("points", {"task": "hull", "train_size": 3, "test_size": 3})
+    for example in hull.examples("test"):
+        named = [example.words["tokens"][k] for k in hull.right_answer(example)]
+        assert [*named, "stop"] == list(example.words["target"])
+
+
+def test_data_without_examples_are_refused(tmp_path: Path) -> None:
+    data = reviews(tmp_path)
+    settings = ("steps=2", "every=2", "hidden_dim=8", "embedding_dim=4", "limit=8")
+    arguments = [f"--set={setting}" for setting in settings]
+    code, said = invoke("run", "sentiment", "--data", data, *arguments, "--out", tmp_path / "runs", "--json")
+    assert code == 0, said
+    run = json.loads(said.splitlines()[-1])["run"]
+    assert json.loads(invoke("evaluate", run, "--json")[1])["metrics"] == Run.at(run).metrics()
+    (tmp_path / "sst2.test").write_text("")
+    code, said = invoke("evaluate", run, "--data", data)
+    assert (code, said) == (2, "regard: data: got no examples of test, expected at least one.\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "message"),
+    [
+        ("sentiment", "gat", "got 'gat', which asks for 'edge_index', expected one that fits the recipe 'sentiment', "),
+        ("sentiment", "rotatory", "which asks for 'target', "),
+        ("sentiment", "constant-query", "expected a mechanism that reads. "),
+        ("sentiment", "soft-ish", "expected a name that `regard list` shows. "),
+        ("sentiment", "aditive", "Did you mean 'additive'"),
+        ("dates", "self-attention", "which fails with "),
+    ],
+)
+def test_an_attention_that_does_not_fit_is_answered_with_those_that_do(name: str, attention: str, message: str) -> None:
+    settings = {"train_size": 6, "hidden_dim": 8, "embedding_dim": 8, "attention": attention}
+    with pytest.raises((ValueError, TypeError)) as refused:
+        check(configured(name, settings))
+    said = str(refused.value)
+    assert message in said
+    assert said.count(f"Known to fit: {', '.join(recipe(name).alternatives)}.") == 1
+    assert "On(module" not in said
+
+
+def test_a_sweep_says_which_attentions_fit(tmp_path: Path) -> None:
+    code, said = invoke("sweep", "sentiment", "--over", "attention=additive,foo", "--out", tmp_path)
+    assert (code, "attention: got 'foo'" in said, "Known to fit: additive, query-free" in said) == (2, True, True)
+    settings = {key: value for key, value in SMALL.items() if key != "test_size"}
+    (point,) = sweep("sentiment", {"attention": ["gat"]}, settings, out=tmp_path)
+    assert "Known to fit: additive, query-free" in (point.problem or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "written"),
+    [
+        ("sentiment", {"train_size": 9}, "negative|positive"),
+        ("dates", {"test_size": 3}, r"\d{4}-\d\d-\d\d"),
+        ("pairs", {"train_size": 9}, "entailment|neutral|contradiction"),
+        ("translate", {"train_size": 9}, r"[a-z ]+\."),
+        ("speech", {"test_size": 3, "unit": "phone"}, "[a-z]+( [a-z]+)*"),
+        ("recommend", {"train_size": 9}, r"\d+\.\d+"),
+    ],
+)
+def test_right_answers_are_written_as_answers_are(name: str, settings: dict[str, object], written: str) -> None:
+    task = configured(name, settings)
+    for example in task.examples("test")[:3]:
+        assert re.fullmatch(written, task.right_answer(example))
+        if name != "sentiment":
+            assert "end" not in task.right_answer(example).split()
+
+
 def test_recipes_and_their_settings_are_listed() -> None:
     code, said = invoke("recipes")
     assert code == 0
@@ -257,6 +441,13 @@ def test_recipes_and_their_settings_are_listed() -> None:
     code, said = invoke("recipes", "sentiment", "--json")
     settings = {row["name"]: row for row in json.loads(said)["settings"]}
     assert settings["steps"]["default"] == 600
+    assert settings["steps"]["others"] == [{"value": 300, "data": False, "attentions": []}]
+    assert settings["batch"]["others"] == []
+    code, said = invoke("recipes", "sentiment")
+    assert "hidden_dim=128\twidth of the features. (64 without --data)" in said
+    code, said = invoke("recipes", "translate")
+    assert "(0.005 without --data; 0.002 without --data by transformer)" in said
+    assert "(3 with --data by transformer)" in said
     assert all(row["about"] for row in settings.values()), [name for name, row in settings.items() if not row["about"]]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regard.recipes import data
-from regard.recipes.data import Folder, own_file, unpacked
+from regard.recipes.data import Folder, lines_of, own_file, unpacked
 from regard.recipes.text import read_vectors
 from tests.recipes.text_data import archive
 
@@ -101,3 +101,9 @@ def test_arrays_of_numpy(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", np.array(["a", {}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="expected a numpy array of numbers"):
         read_vectors(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_as_on_any_system(end: str) -> None:
+    assert lines_of(f"one{end}two{end}") == lines_of(f"one{end}two") == ["one", "two"]
+    assert lines_of("one\rand\ntwo\n") == ["one\rand", "two"]

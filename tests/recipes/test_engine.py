@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +53,8 @@ def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     assert [row["update"] for row in run.curve()] == [4, 8, 12]
     assert set(run.metrics() or {}) == {"exact_match", "aer"}
     assert len((run.folder / "predictions.jsonl").read_text().splitlines()) == 20
+    rows = [json.loads(line) for line in (run.folder / "predictions.jsonl").read_text().splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", row["target"]) for row in rows)
     assert [found.folder for found in runs(tmp_path)] == [run.folder]
 
 

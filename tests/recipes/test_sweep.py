@@ -13,7 +13,7 @@ pytest.importorskip("lightning")
 
 from regard.recipes.recipe import configured
 from regard.recipes.runs import METRICS, STATE, WEIGHTS, Run
-from regard.recipes.sweep import SWEEP, Point, grid, means, sweep
+from regard.recipes.sweep import SWEEP, Point, grid, means, store_means, sweep
 
 SMALL = {"steps": 4, "every": 2, "train_size": 20, "test_size": 10, "hidden_dim": 8, "embedding_dim": 4, "batch": 8}
 
@@ -93,6 +93,18 @@ def test_a_sweep_is_checked_before_its_first_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"workers: got 0"):
         sweep("dates", {"seed": [1, 2]}, out=tmp_path, workers=0)
     assert not list(tmp_path.iterdir())
+
+
+def test_stored_means_say_that_the_data_were_made_up(tmp_path: Path) -> None:
+    point = Point({"seed": 0}, tmp_path / "run", {"accuracy": 0.5})
+    for settings, case in (
+        ({}, "sentiment generated"),
+        ({"data": "here"}, "sentiment sst2"),
+        ({"data": "here", "limit": 5}, "sentiment sst2 limit=5"),
+    ):
+        Run.begin_at(configured("sentiment", settings), point.folder, exist_ok=True)
+        store_means("sentiment", [point], tmp_path / "some.jsonl", "regard sweep")
+        assert json.loads((tmp_path / "some.jsonl").read_text().splitlines()[-1])["case"] == case
 
 
 def test_ray_comes_to_the_same_results(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.cli._output import refuse, write_fields, write_json, write_table
+
+if TYPE_CHECKING:
+    from regard.recipes.recipe import Recipe
 
 
 def list_recipes(
@@ -30,12 +33,43 @@ def list_recipes(
         refuse(error)
     said = _said(one)
     defaults = {f.name: f.default for f in dataclasses.fields(one) if f.default is not dataclasses.MISSING}
+    others = {key: _others(one, key, value) for key, value in defaults.items()}
     if as_json:
-        settings = [{"name": key, "default": value, "about": said.get(key, "")} for key, value in defaults.items()]
+        settings = [
+            {"name": key, "default": value, "about": said.get(key, ""), "others": others[key]}
+            for key, value in defaults.items()
+        ]
         write_json({"name": name, "about": one.about, "alternatives": list(one.alternatives), "settings": settings})
         return
     typer.echo(f"{name}: {one.about}\nattentions that fit: {', '.join(one.alternatives)}\n")
-    write_fields([(f"{key}={value}", said.get(key, "")) for key, value in defaults.items()])
+    write_fields(
+        [
+            (f"{key}={value}", " ".join(filter(None, (said.get(key, ""), _in_words(others[key])))))
+            for key, value in defaults.items()
+        ]
+    )
+
+
+def _others(recipe: type[Recipe], key: str, default: Any) -> list[dict[str, Any]]:
+    """What a setting is where nobody sets it and it is not the default: without data or with, and with which attentions."""
+    found: list[dict[str, Any]] = []
+    for data in (None, "DIR"):
+        values = {name: recipe.usual(name, data).get(key, default) for name in (*recipe.alternatives, recipe.attention)}
+        # What most attentions have goes without their names.
+        most = max(values.values(), key=list(values.values()).count)
+        for value in dict.fromkeys((most, *values.values())):
+            if (default, default) != (value, most):
+                named = [] if value == most else [name for name in values if values[name] == value]
+                found.append({"value": value, "data": data is not None, "attentions": named})
+    return found
+
+
+def _in_words(others: list[dict[str, Any]]) -> str:
+    said = []
+    for other in others:
+        names = f" by {', '.join(other['attentions'])}" if other["attentions"] else ""
+        said.append(f"{other['value']} {'with' if other['data'] else 'without'} --data{names}")
+    return f"({'; '.join(said)})" if said else ""
 
 
 def _said(recipe: type[Any]) -> dict[str, str]:

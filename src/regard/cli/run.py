@@ -36,8 +36,9 @@ def run(  # noqa: PLR0913 - one argument an option
     if devices > 1:
         # torch warns that it looks for parameters without a gradient: some attentions have them.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from regard.recipes.check import check
     from regard.recipes.recipe import configured
-    from regard.recipes.runs import RUN, Run
+    from regard.recipes.runs import RUN, STATE, Run
 
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     if not rank:
@@ -65,6 +66,13 @@ def run(  # noqa: PLR0913 - one argument an option
                 raise ValueError(
                     f"resume: got settings beside it ({', '.join(map(str, chosen))}), expected none. {fix}"
                 )
+            begun = (folder.folder / STATE).exists()
+            if not begun and not rank:
+                # A run of a sweep, whose data were not looked at when it was planned.
+                check(task)
+            if not as_json and not rank and folder.metrics() is None:
+                where = "1 process" if devices == 1 else f"{devices} processes"
+                typer.echo(f"{'going on' if begun else 'beginning'} in {where}: {folder.folder}")
         else:
             named = chosen.pop("recipe", None)
             if recipe is None:
@@ -75,7 +83,6 @@ def run(  # noqa: PLR0913 - one argument an option
                 )
             if named not in (None, recipe):
                 raise ValueError(f"recipe: got {recipe!r} beside a configuration of {named!r}, expected the same.")
-            from regard.recipes.check import check
             from regard.recipes.engine import check_processes
 
             task = configured(recipe, chosen)
@@ -102,16 +109,20 @@ def run(  # noqa: PLR0913 - one argument an option
 
 def _trained(task: Any, folder: Any, devices: int, strategy: str, progress: bool) -> dict[str, Any]:
     from regard.recipes.engine import finish, train
+    from regard.recipes.runs import STATE
 
     found: dict[str, Any] | None = folder.metrics()
     if found is not None:
         return found
-    begin = time.perf_counter()
+    begin, resumed = time.perf_counter(), (folder.folder / STATE).exists()
     if not train(task, folder, devices=devices, strategy=strategy, progress=progress):
         return {}
+    if progress:
+        typer.echo(f"judging the examples of test: {len(task.cached('test'))}", err=True)
     metrics = finish(task, folder)
     if progress:
-        typer.echo(f"trained and judged in {time.perf_counter() - begin:.0f} s")
+        last = ", since it went on" if resumed else ""
+        typer.echo(f"trained and judged in {time.perf_counter() - begin:.0f} s{last}")
     return dict(metrics)
 
 
@@ -135,9 +146,12 @@ def _from_file(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"config: got {path}: {error.strerror}, expected a YAML or JSON file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ValueError(f"config: got {path}, which is nested too deeply, expected settings by name.") from error
+    # Python reads numbers of so many digits only.
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{path}, line {mark.line + 1}: {error.problem}" if mark is not None else str(path)  # type: ignore[union-attr]
+        where = f"{path}, line {mark.line + 1}: {error.problem}" if mark is not None else f"{path}: {error}"  # type: ignore[union-attr]
         raise ValueError(f"config: got {where}, expected a YAML or JSON file.") from error
     if not isinstance(found, dict):
         raise ValueError(f"config: got {path}, which holds {type(found).__name__}, expected settings by name.")

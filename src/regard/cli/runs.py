@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.cli._output import refuse, write_json, write_table
+
+if TYPE_CHECKING:
+    from regard.recipes.recipe import Recipe
+
+_COLUMNS = ("run", "recipe", "attention", "data", "seed", "steps")
 
 
 def list_runs(
@@ -22,7 +27,13 @@ def list_runs(
         for run in runs(out):
             try:
                 task = run.recipe()
-                done = {"run": str(run.folder), "recipe": task.path(), "attention": task.label, "seed": task.seed}
+                done: dict[str, Any] = {
+                    "run": str(run.folder),
+                    "recipe": task.path(),
+                    "attention": task.label,
+                    "data": _data(task),
+                }
+                done |= {"seed": task.seed, "steps": task.steps}
                 found.append({**done, "metrics": run.metrics(), "evaluations": len(run.curve())})
             except (ValueError, KeyError, OSError, RecursionError) as error:
                 found.append({"run": str(run.folder), "problem": str(error)})
@@ -35,7 +46,12 @@ def list_runs(
     for row in found:
         metrics = row.get("metrics")
         text = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items()) if isinstance(metrics, dict) else "unfinished"
-        rows.append(
-            [str(row["run"]), str(row.get("recipe", "")), str(row.get("attention", "")), str(row.get("problem", text))]
-        )
-    write_table(["run", "recipe", "attention", "metrics"], rows)
+        known = [str(row.get(key, "")) for key in _COLUMNS]
+        rows.append([*known, str(row.get("problem", text))])
+    write_table([*_COLUMNS, "metrics"], rows)
+
+
+def _data(task: Recipe) -> str:
+    """`generated`; or the set, or else the folder; and how much of it."""
+    source = task.data_label or Path(task.data or "").name
+    return source if task.limit is None else f"{source}, {task.limit} at most"

@@ -21,6 +21,21 @@ from regard.general.masks import Keys
 MAIN = ("features", "tokens", "key", "document", "nodes", "x")
 
 
+class UnknownInput(ValueError):
+    """A module asks for an input that a task does not have.
+
+    Attributes:
+        role: what the module is in the task model.
+        wanted: the name of the input.
+        at_hand: the names that there are.
+    """
+
+    def __init__(self, role: str, wanted: str, at_hand: list[str]) -> None:
+        fix = f"Fix: name the input so, or wrap the module: On(module, {wanted}='…')."
+        super().__init__(refusal(role, f"a module that asks for {wanted!r}", f"one of {', '.join(at_hand)}", fix))
+        self.role, self.wanted, self.at_hand = role, wanted, at_hand
+
+
 class On(nn.Module):
     """A module that finds some of its inputs under other names.
 
@@ -94,9 +109,7 @@ class Available:
             elif source in self.values:
                 found[name] = self.values[source]
             elif parameter.default is parameter.empty:
-                at_hand = ", ".join([*self.inputs, *self.values])
-                fix = f"Fix: name the input so, or wrap the module: On(module, {name}='…')."
-                raise ValueError(refusal(role, f"a module that asks for {name!r}", f"one of {at_hand}", fix))
+                raise UnknownInput(role, name, [*self.inputs, *self.values])
         if "mask" in parameters and given:
             mask = self.masks.get(given[0])
             # Where pairs may be forbidden, a mask of keys is said to be one.

@@ -50,6 +50,10 @@ class Classification(Recipe):
         named = dict(zip(self.classes, found[0].tolist(), strict=True))
         return dict(sorted(named.items(), key=lambda item: -item[1]))
 
+    def right_answer(self, example: Example) -> Any:
+        """The name of the class, as answers have it."""
+        return None if example.target is None else self.classes[int(example.target)]
+
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Accuracy, and F1 with every class counting the same."""

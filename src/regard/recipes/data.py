@@ -176,7 +176,9 @@ def text_of(content: bytes, where: str, encoding: str = "utf-8") -> str:
 def lines_of(text: str) -> list[str]:
     """Lines without their ends; a last empty one is none."""
     # Not splitlines: text has characters that it takes for ends of lines.
-    found = text.replace("\r\n", "\n").split("\n")
+    text = text.replace("\r\n", "\n")
+    # Where nothing else ends a line, as on old Macintoshes, this does; in a line it is a blank.
+    found = (text if "\n" in text else text.replace("\r", "\n")).split("\n")
     return found[:-1] if found and not found[-1] else found
 
 

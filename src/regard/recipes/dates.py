@@ -213,6 +213,9 @@ class Dates(Recipe):
             {"tokens": torch.tensor([_LETTERS.index(letter) for letter in text])}, words={"tokens": list(text)}
         )
 
+    def right_answer(self, example: Example) -> str:
+        return "".join(example.words["target"][:-1])
+
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Exact match of what is written, and the alignment error rate of where the attention looked while it was."""

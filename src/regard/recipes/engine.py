@@ -358,8 +358,8 @@ def _knowing(run: Run) -> Iterator[None]:
 
 
 def _fabric(recipe: Recipe, devices: int, strategy: str) -> Fabric:
-    # Which devices there are, and what else could be bought, is not what was asked.
-    for name in ("lightning.fabric", "lightning.fabric.utilities.rank_zero"):
+    # Which devices there are, what else could be bought, and that processes have met, is not what was asked.
+    for name in ("lightning.fabric", "lightning.fabric.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     how: Any = "auto"
     if strategy == "fsdp":
@@ -408,7 +408,7 @@ def finish(recipe: Recipe, run: Run) -> dict[str, float]:
         {
             "input": {name: list(words) for name, words in example.words.items() if name != "target"},
             "answer": answer,
-            "target": _told(example),
+            "target": recipe.right_answer(example),
         }
         for example, answer in zip(examples, judged.answers, strict=True)
     ]
@@ -418,10 +418,3 @@ def finish(recipe: Recipe, run: Run) -> dict[str, float]:
         write_json(run.folder / SIGNATURES, judged.signatures)
     write_json(run.folder / METRICS, judged.metrics)
     return judged.metrics
-
-
-def _told(example: Example) -> Any:
-    """The right answer: its words where it has some, or a number; nothing where it is large."""
-    if "target" in example.words:
-        return list(example.words["target"])
-    return example.target.tolist() if example.target is not None and example.target.numel() <= 64 else None

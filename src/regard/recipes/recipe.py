@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -94,6 +97,7 @@ class Recipe:
         clip: largest norm of a gradient.
         precision: as Lightning names it: `32-true`, `bf16-mixed`, …
         data: folder of the real data; generated data where there is none.
+        limit: examples of each split at most, for a quick try: a draw that is the same for every seed.
     """
 
     name: ClassVar[str]
@@ -101,6 +105,7 @@ class Recipe:
     watch: ClassVar[str]  # the metric that says which state is the best
     lower: ClassVar[bool] = False  # whether less of it is better
     alternatives: ClassVar[tuple[str, ...]] = ()  # attentions that make sense here
+    made_up_only: ClassVar[tuple[str, ...]] = ()  # settings of generated data, which real data do not heed
     by_length: ClassVar[bool] = False  # whether the examples of an update should be equally long, nearly
 
     attention: str = "additive"
@@ -117,10 +122,13 @@ class Recipe:
     clip: float = 1.0
     precision: str = "32-true"
     data: str | None = None
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         one_of("decay", self.decay, DECAYS)
         one_of("precision", self.precision, PRECISIONS)
+        if not isinstance(self.data, str | None):
+            raise ValueError(refusal("data", repr(self.data), "a folder"))
         sizes = [key for key in ("train_size", "test_size") if hasattr(self, key)]
         self.at_least_one("batch", "steps", "every", "patience", *sizes)
         for key in ("lr", "clip"):
@@ -130,10 +138,26 @@ class Recipe:
         for key in ("warmup", "weight_decay"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ValueError(refusal(key, getattr(self, key), "a number >= 0"))
+        if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
+            raise ValueError(refusal("limit", repr(self.limit), "a whole number >= 1"))
         # Everything random is drawn from products of the seed, which must stay whole numbers of 64 bits.
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(refusal("seed", self.seed, "a whole number from 0 to 4294967295"))
-        catalog.find(self.attention, argument="attention")
+        try:
+            catalog.find(self.attention, argument="attention")
+        except ValueError as error:
+            if not self.alternatives:
+                raise
+            near = nearest(self.attention, [entry.name for entry in catalog.entries()], listed=True)
+            fix = f"{near} {self.fitting()}".strip()
+            raise ValueError(
+                refusal("attention", repr(self.attention), "a name that `regard list` shows", fix)
+            ) from error
+
+    @classmethod
+    def fitting(cls) -> str:
+        """Which attentions are known to fit, as a message says it."""
+        return f"Known to fit: {', '.join(cls.alternatives)}." if cls.alternatives else ""
 
     def at_least_one(self, *keys: str) -> None:
         """Refuse settings that count something and are less than one."""
@@ -167,11 +191,17 @@ class Recipe:
         raise NotImplementedError
 
     def cached(self, split: str) -> Sequence[Example]:
-        """The examples of a split, read or made once."""
+        """The examples of a split, read or made once; `limit` of them."""
         known: dict[str, Sequence[Example]] = self.__dict__.setdefault("_examples", {})
         if split not in known:
-            known[split] = self.examples(split)
+            found = self.examples(split)
+            within = self.limit is None or len(found) <= self.limit
+            known[split] = found if within else [found[k] for k in self.drawn(split, len(found))]
         return known[split]
+
+    def drawn(self, split: str, count: int) -> Sequence[int]:
+        """Numbers of the `limit` examples that stand for so many, in their order; not the first ones: files may be sorted by class."""
+        return sorted(random.Random(f"limit {split}").sample(range(count), self.limit or count))
 
     def build(self) -> TaskModel:
         """A model with fresh parameters."""
@@ -202,6 +232,12 @@ class Recipe:
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Metrics of a model on examples."""
         raise NotImplementedError
+
+    def right_answer(self, example: Example) -> Any:
+        """What `judge` should have answered: the words of the target where it has some, or a number; nothing where it is large."""
+        if "target" in example.words:
+            return list(example.words["target"])
+        return example.target.tolist() if example.target is not None and example.target.numel() <= 64 else None
 
     def glance(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """What is watched while training: `judge`, or something cheaper of the same names."""
@@ -241,6 +277,13 @@ class Recipe:
         """The attention and what was set of it, for names and tables."""
         return "-".join([self.attention, *(f"{key}={value}" for key, value in self.options.items())])
 
+    @property
+    def data_label(self) -> str:
+        """Where the examples come from: `generated`, or what is chosen of the data folder, which may be nothing."""
+        if self.data is None:
+            return "generated"
+        return " ".join(str(getattr(self, key)) for key in ("set", "task") if hasattr(self, key))
+
     def as_dict(self) -> dict[str, Any]:
         """The configuration as plain data."""
         return {"recipe": self.path(), **dataclasses.asdict(self)}
@@ -248,6 +291,8 @@ class Recipe:
 
 def recipe(name: str) -> type[Recipe]:
     """The recipe of a name, or `module:Class` for one's own; an unknown one is answered with the nearest."""
+    if not isinstance(name, str):
+        raise ValueError(refusal("recipe", repr(name), "a name, such as dates"))
     if ":" in name:
         return _own(name)
     if name not in RECIPES:
@@ -259,6 +304,10 @@ def recipe(name: str) -> type[Recipe]:
 
 def _own(name: str) -> type[Recipe]:
     module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")):
+        fix = "Fix: run in the folder of my_module.py, and name it my_module:Class."
+        raise ValueError(refusal("recipe", repr(name), "a module, in dots and without a path, and a class in it", fix))
+    _import_from_here()
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -267,6 +316,18 @@ def _own(name: str) -> type[Recipe]:
     if not isinstance(found, type) or not issubclass(found, Recipe):
         raise ValueError(refusal("recipe", repr(name), "a subclass of Recipe"))
     return found
+
+
+def _import_from_here() -> None:
+    """Modules of the working directory can be imported, as with `python -m`, and unless Python was told not to."""
+    if sys.flags.safe_path:
+        return
+    try:
+        here = os.getcwd()
+    except OSError:  # it was deleted
+        return
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
 
 
 def configured(name: str, settings: Mapping[str, Any]) -> Recipe:
@@ -287,6 +348,9 @@ def configured(name: str, settings: Mapping[str, Any]) -> Recipe:
         elif key == "options":
             if not isinstance(value, Mapping):
                 raise ValueError(refusal("options", repr(value), "options of the attention by name"))
+            for option in value:
+                if not isinstance(option, str):
+                    raise ValueError(refusal("options", f"{option!r} as a name", "names of options of the attention"))
             options |= value
         elif key == "attention" and isinstance(value, Mapping):
             fix = "Fix: attention: NAME, and its parts as attention.score: …, attention.align: …"

@@ -58,6 +58,7 @@ class Sentiment(TextRecipe, Classification):
         *("source-to-token", "directional-self-attention", "reinforced-self-attention", "feature-update"),
         *("transformer-encoder", "capsule-based-attention", "reinforced", "sparsemax", "structured", "budget"),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
     by_length: ClassVar[bool] = True
 
     set: str = "sst2"

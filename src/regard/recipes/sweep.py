@@ -23,7 +23,8 @@ from typing import Any
 
 from regard._errors import missing_extra, refusal
 from regard._files import write_json
-from regard.recipes.recipe import configured, one_of
+from regard.recipes.check import check_heeded
+from regard.recipes.recipe import Recipe, configured, one_of
 from regard.recipes.runs import CONFIG, Run
 
 SWEEP = "sweep.json"
@@ -142,15 +143,22 @@ def store_means(recipe: str, points: Sequence[Point], path: Path, command: str) 
     rows = []
     for members in _by_settings(points):
         task = Run.at(members[0].folder).recipe()
-        of = " ".join(str(getattr(task, key)) for key in ("set", "task") if hasattr(task, key))
         seeds = [point.settings["seed"] for point in members if "seed" in point.settings]
-        rows.append(Row("recipes", f"{recipe} {of}".strip(), task.label, extra={**_mean(members), "seeds": seeds}))
+        rows.append(Row("recipes", _case(recipe, task), task.label, extra={**_mean(members), "seeds": seeds}))
     store(rows, path, command)
+
+
+def _case(recipe: str, task: Recipe) -> str:
+    """The recipe and its data, as stored results name them: figures of made-up data, or of a part, are to look like nothing else."""
+    part = "" if task.limit is None else f"limit={task.limit}"
+    return " ".join(word for word in (recipe, task.data_label, part) if word)
 
 
 def _planned(recipe: str, settings: list[dict[str, Any]], common: Mapping[str, Any], out: Path) -> list[Point]:
     """A folder for each point; every configuration is checked before the first run begins."""
     tasks = [configured(recipe, {**common, **own}) for own in settings]
+    for task in tasks:
+        check_heeded(task)
     digest = hashlib.sha256(json.dumps([task.as_dict() for task in tasks], sort_keys=True).encode()).hexdigest()[:8]
     folder = out / f"{recipe}-{digest}"
     points = []
@@ -171,11 +179,23 @@ def _planned(recipe: str, settings: list[dict[str, Any]], common: Mapping[str, A
 Answers = Iterator[tuple[str, dict[str, Any]]]
 
 
-def _executed(command: list[str], threads: int) -> dict[str, Any]:
-    """Run a command and read the object that it prints; what went wrong is an answer too."""
+def _executed(command: list[str], threads: int, here: str) -> dict[str, Any]:
+    """Run a command and read the object that it prints; what went wrong is an answer too.
+
+    Args:
+        command: words.
+        threads: of the process.
+        here: where the sweep was begun, which may hold the module of a recipe; not every machine of a cluster need have it.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
+        command,
+        env=environment,
+        cwd=here if os.path.isdir(here) else None,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=end_with_parent,
     )
     if done.returncode == 0:
         try:
@@ -204,7 +224,8 @@ def end_with_parent(parent: int | None = None) -> None:
 def _by_processes(workers: int, threads: int) -> Callable[[Mapping[str, list[str]]], Answers]:
     def run(commands: Mapping[str, list[str]]) -> Answers:
         with ThreadPoolExecutor(workers) as pool:
-            futures = {pool.submit(_executed, command, threads): key for key, command in commands.items()}
+            here = os.getcwd()
+            futures = {pool.submit(_executed, command, threads, here): key for key, command in commands.items()}
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
@@ -232,7 +253,8 @@ def _by_ray(workers: int, threads: int, address: str | None) -> Callable[[Mappin
             ray.init(address=address, log_to_driver=False, **cores)
         try:
             task = ray.remote(num_cpus=threads, max_retries=1)(_executed)
-            waiting = {task.remote(command, threads): key for key, command in commands.items()}
+            here = os.getcwd()
+            waiting = {task.remote(command, threads, here): key for key, command in commands.items()}
             while waiting:
                 (ready,), _ = ray.wait(list(waiting), num_returns=1)
                 key = waiting.pop(ready)

@@ -43,6 +43,7 @@ class Aspect(TextRecipe, Classification):
     alternatives: ClassVar[tuple[str, ...]] = (
         *("rotatory", "interactive-co-attention", "parallel-co-attention", "additive", "multi-hop"),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
     by_length: ClassVar[bool] = True
 
     attention: str = "rotatory"

@@ -60,6 +60,7 @@ class Captions(Writing):
     alternatives: ClassVar[tuple[str, ...]] = (
         *("additive", "hard", "general", "sparsemax", "multi-head", TRANSFORMER),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
 
     regions: str = "convolution"
     at_least: int = 3
@@ -162,6 +163,10 @@ class Captions(Writing):
 
     def parse(self, text: str) -> Example:
         return Example({"picture": _placed(from_path(text, "RGB", self.size))})
+
+    def right_answer(self, example: Example) -> list[str]:
+        """All captions of the picture."""
+        return list(example.words["captions"])
 
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """BLEU and METEOR of what is found by beam search beside all captions of a picture, and perplexity of the first one."""

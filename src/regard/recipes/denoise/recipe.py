@@ -38,6 +38,7 @@ class Denoise(Recipe):
     about: ClassVar[str] = "pictures without the noise that was added: Fashion-MNIST"
     watch: ClassVar[str] = "psnr"
     alternatives: ClassVar[tuple[str, ...]] = ("self-attention", "multi-head", "transformer-encoder")
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
 
     attention: str = "self-attention"
     sigma: float = 0.2

@@ -55,6 +55,10 @@ class Digits(Classification):
     lr: float = 3e-3
     decay: str = "cosine"
 
+    @property
+    def data_label(self) -> str:
+        return "scikit-learn" if self.data is None else super().data_label
+
     @cached_property
     def pictures(self) -> dict[str, Pictures]:
         return small() if self.data is None else mnist(self.data, self.train_size)

@@ -49,6 +49,7 @@ class Documents(TextRecipe, Classification):
         "what a long text is, words to sentences to document: IMDB, newsgroups, movie reviews with reasons"
     )
     alternatives: ClassVar[tuple[str, ...]] = ("hierarchical", "additive", "self-attention", "entmax")
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
     by_length: ClassVar[bool] = True
 
     attention: str = "hierarchical"

@@ -67,6 +67,7 @@ class Facts(Classification):
     alternatives: ClassVar[tuple[str, ...]] = (
         *("multi-hop", "multi-hop-variants", "key-value", "additive", "dot", "sparsemax", "hard"),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size", "needed")
 
     attention: str = "multi-hop"
     task: int = 1

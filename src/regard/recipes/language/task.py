@@ -48,6 +48,7 @@ class Language(Recipe):
     watch: ClassVar[str] = "perplexity"
     lower: ClassVar[bool] = True
     alternatives: ClassVar[tuple[str, ...]] = CAUSAL
+    made_up_only: ClassVar[tuple[str, ...]] = ("sentences",)
 
     attention: str = "transformer-decoder"
     set: str = "shakespeare"

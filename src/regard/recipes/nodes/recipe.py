@@ -44,6 +44,7 @@ class Nodes(Recipe):
     about: ClassVar[str] = "the class of every node of a graph: Cora, Citeseer"
     watch: ClassVar[str] = "accuracy"
     alternatives: ClassVar[tuple[str, ...]] = ("gat", "graph-attention")
+    made_up_only: ClassVar[tuple[str, ...]] = ("node_count",)
 
     attention: str = "gat"
     set: str = "cora"

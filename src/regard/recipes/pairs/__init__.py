@@ -24,7 +24,7 @@ from regard.recipes.choice import assembled, make_attention
 from regard.recipes.classification import Classification
 from regard.recipes.pairs.compare import Compared, EachOverOther
 from regard.recipes.pairs.data import CLASSES, RANKED, Pair, made_up, read
-from regard.recipes.recipe import Judged, one_of
+from regard.recipes.recipe import Judged, Recipe, one_of
 from regard.recipes.text import TextRecipe, separate_words
 
 
@@ -45,6 +45,7 @@ class Pairs(TextRecipe, Classification):
         *("interactive-co-attention", "alternating-co-attention", "parallel-co-attention"),
         *("multi-grained-co-attention", "attention-over-attention"),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
     by_length: ClassVar[bool] = True
 
     attention: str = "interactive-co-attention"
@@ -74,6 +75,10 @@ class Pairs(TextRecipe, Classification):
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
         return made_up(self.train_size, self.seed) if self.data is None else read(self.data, self.set)
+
+    def drawn(self, split: str, count: int) -> Sequence[int]:
+        # Candidates of a question stand together, and are ranked together.
+        return range(min(self.limit or count, count)) if self.ranked else super().drawn(split, count)
 
     def learn(self) -> dict[str, Any]:
         words = self.learn_words(text for pair in self._pairs["train"] for text in (pair.first, pair.second))
@@ -122,6 +127,10 @@ class Pairs(TextRecipe, Classification):
         if not first or not second:
             raise ValueError(refusal("text", repr(text), "two texts with | between them"))
         return self._example(Pair(first, second))
+
+    def right_answer(self, example: Example) -> Any:
+        # Answers of what is ranked are scores.
+        return Recipe.right_answer(self, example) if self.ranked else super().right_answer(example)
 
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:

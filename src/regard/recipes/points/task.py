@@ -97,6 +97,10 @@ class Points(Recipe):
         if self.data is not None:
             raise ValueError(refusal("data", repr(self.data), "nothing: the examples of this recipe are drawn"))
 
+    @property
+    def data_label(self) -> str:
+        return f"generated {self.task}"
+
     @cached_property
     def _drawn(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Inputs and right positions of every split."""
@@ -160,6 +164,10 @@ class Points(Recipe):
             kind = "three numbers or more" if dim == 1 else "the coordinates of three points or more: x y, x y, …"
             raise ValueError(refusal("text", repr(text), kind))
         return self._example(torch.tensor(numbers).reshape(-1, dim))
+
+    def right_answer(self, example: Example) -> Any:
+        """Numbers of the points, as answers have them."""
+        return None if example.target is None else example.target.tolist()
 
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:

@@ -58,6 +58,7 @@ class Recommend(Recipe):
     about: ClassVar[str] = "what a user wants next, ranked among all items: Amazon Beauty"
     watch: ClassVar[str] = f"ndcg_{K}"
     alternatives: ClassVar[tuple[str, ...]] = ("bert4rec", "hierarchical", "transformer-decoder", "additive")
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
 
     attention: str = "bert4rec"
     length: int = 50
@@ -149,6 +150,9 @@ class Recommend(Recipe):
             got = repr(text) if not unknown else f"{text!r}, with {' '.join(unknown[:5])}"
             raise ValueError(refusal("text", got, "items that were seen in training, with spaces between them"))
         return self._example(seen, 0)
+
+    def right_answer(self, example: Example) -> Any:
+        return None if example.target is None else self.known["items"][int(example.target)]
 
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:

@@ -44,6 +44,7 @@ class Segment(Recipe):
     about: ClassVar[str] = "the class of every pixel: CamVid, membranes"
     watch: ClassVar[str] = "iou"
     alternatives: ClassVar[tuple[str, ...]] = ("attention-gate", "self-attention", "transformer-encoder")
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
 
     attention: str = "attention-gate"
     set: str = "camvid"

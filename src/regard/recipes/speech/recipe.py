@@ -173,6 +173,9 @@ class Speech(Writing):
         sound = samples_of(own_file(text, "a wav file"), text)
         return Example({"sound": sound}, words={"sound": [f"{time:.2f}" for time in self.times(len(sound))]})
 
+    def right_answer(self, example: Example) -> str:
+        return " ".join(self._words(example.words["target"][:-1]))
+
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Error rates of words and of phones, each known from the other by the lexicon."""
         return self._judged(model, examples, device, self.searched)
@@ -188,12 +191,12 @@ class Speech(Writing):
         answers = [" ".join(some) for some in words]
         if not examples or examples[0].target is None:
             return Judged({}, answers)
-        truth = [self._words(example.words["target"][:-1]) for example in examples]
+        truth = [self.right_answer(example) for example in examples]
         phones = written if self.unit == "phone" else [said(some) for some in words]
         surprise, links = self.told(model, examples, device)
         scores: dict[str, Score] = {
-            "wer": wer(answers, [" ".join(some) for some in truth]),
-            "per": per(phones, [said(some) for some in truth]),
+            "wer": wer(answers, truth),
+            "per": per(phones, [said(some.split()) for some in truth]),
             "perplexity": surprise.score(),
             "aer": aer(links),
         }

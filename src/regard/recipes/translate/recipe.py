@@ -54,6 +54,7 @@ class Translate(Writing):
     alternatives: ClassVar[tuple[str, ...]] = (
         *("additive", "general", "local-predictive", VIA, "multi-head", TRANSFORMER),
     )
+    made_up_only: ClassVar[tuple[str, ...]] = ("train_size",)
     by_length: ClassVar[bool] = True
 
     source: str = "en"
@@ -196,6 +197,9 @@ class Translate(Writing):
     def _spelt(self, tokens: Sequence[int]) -> str:
         return self.pieces.joined(self.pieces.pieces[k] for k in tokens)
 
+    def right_answer(self, example: Example) -> str:
+        return self.pieces.joined(example.words["target"][:-1])
+
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """BLEU, chrF and METEOR of what is found by beam search, as text; perplexity and alignment when told what came before."""
         answers = [self._spelt(tokens) for tokens in self.written(model, examples, device, self.searched)]
@@ -232,7 +236,7 @@ class Translate(Writing):
         return scores if examples[0].gold is None else {**scores, "aer": aer(links)}
 
     def _truth(self, examples: Sequence[Example]) -> list[str]:
-        return [self.pieces.joined(example.words["target"][:-1]) for example in examples]
+        return [self.right_answer(example) for example in examples]
 
 
 def read(data: str, source: str, target: str, test: str) -> dict[str, Sentences]:
