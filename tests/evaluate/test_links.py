@@ -107,8 +107,14 @@ def test_bases_must_be_said() -> None:
 
 
 def test_a_wrong_base_is_seen_where_it_can_be() -> None:
-    with pytest.raises(ValueError, match="found_lines, line 1: got '0-0', expected words counted from 1. Fix: base=0"):
+    with pytest.raises(
+        ValueError, match="found_lines, line 1: got '0-0', expected words counted from 1. Fix: found_base=0"
+    ):
         corpus_aer(FOUND, GOLD, found_base=1, gold_base=1)
+    with pytest.raises(ValueError, match="gold_lines, line 1: got '0-0', .* from 1. Fix: gold_base=0, if words"):
+        corpus_aer(FOUND, FOUND, found_base=0, gold_base=1)
+    with pytest.raises(ValueError, match="lines, line 1: got '0-0', .* from 1. Fix: base=0, if words"):
+        read_pharaoh(FOUND, base=1)
     lengths = [(3, 4), (1, 1), (2, 2)]
     assert float(corpus_aer(FOUND, GOLD, found_base=0, gold_base=1, lengths=lengths)) == pytest.approx(1 / 3)
     with pytest.raises(

@@ -63,8 +63,7 @@ def read_pharaoh(lines: Iterable[str], *, base: int, name: str = "lines") -> lis
         >>> read_pharaoh(["1-1 2p3"], base=1)[0] == Links.of({(0, 0)}, {(1, 2)})
         True
     """
-    _check_base("base", base)
-    return [Links.of(*_parsed(line, base, f"{name}, line {k}")) for k, line in enumerate(_lines(name, lines), 1)]
+    return _read(lines, base, name, "base")
 
 
 def write_pharaoh(links: Iterable[Links], *, base: int) -> list[str]:
@@ -182,14 +181,13 @@ def corpus_aer(
         >>> round(float(score), 4), score.details["precision"], score.details["recall"]
         (0.4, 0.6666666666666666, 0.5)
     """
-    _check_base("found_base", found_base)
     _check_base("gold_base", gold_base)
-    found = read_pharaoh(found_lines, base=found_base, name="found_lines")
+    found = _read(found_lines, found_base, "found_lines", "found_base")
     for k, sentence in enumerate(found, 1):
         if sentence.sure != sentence.possible:
             fix = "Fix: a system says of a link that it is there or not; write - or leave it out."
             raise ValueError(refusal(f"found_lines, line {k}", "a link that is only possible", "i-j", fix))
-    gold = read_pharaoh(gold_lines, base=gold_base, name="gold_lines")
+    gold = _read(gold_lines, gold_base, "gold_lines", "gold_base")
     counts = counted([sentence.transposed() for sentence in found] if transpose else found, gold, lengths=lengths)
     details = {
         "precision": counts.precision,
@@ -213,7 +211,15 @@ def _lines(argument: str, given: Any) -> Iterable[str]:
     return lines
 
 
-def _parsed(line: str, base: int, where: str) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+def _read(lines: Iterable[str], base: int, name: str, argument: str) -> list[Links]:
+    """Links from lines that errors call `name`, whose base came as `argument`."""
+    _check_base(argument, base)
+    return [
+        Links.of(*_parsed(line, base, f"{name}, line {k}", argument)) for k, line in enumerate(_lines(name, lines), 1)
+    ]
+
+
+def _parsed(line: str, base: int, where: str, argument: str) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     links: dict[str, set[tuple[int, int]]] = {"-": set(), "p": set()}
     for written in line.split():
         match = _LINK.fullmatch(written)
@@ -221,7 +227,7 @@ def _parsed(line: str, base: int, where: str) -> tuple[set[tuple[int, int]], set
             raise ValueError(refusal(where, repr(written), "links such as 3-4 or 3p4"))
         i, j = int(match[1]) - base, int(match[3]) - base
         if i < 0 or j < 0:
-            fix = "Fix: base=0, if words are counted from 0 here."
+            fix = f"Fix: {argument}=0, if words are counted from 0 here."
             raise ValueError(refusal(where, repr(written), f"words counted from {base}", fix))
         links[match[2]].add((i, j))
     return links["-"], links["p"]

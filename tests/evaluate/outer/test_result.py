@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import math
+import operator
 import pickle
 import statistics
 import subprocess
@@ -86,7 +87,9 @@ def test_a_score_is_a_number() -> None:
     one = Score("wer", 0.25, "regard:1", higher=False, details={"insertions": 2.0})
     assert isinstance(one, float)
     assert (f"{one:.2f}", f"{one:.0%}", f"{one}") == ("0.25", "25%", str(one))
-    assert one < 2 and one <= 0.25 and one > 0 and max(one, 0.5) == 0.5
+    assert 0 < one < 2
+    assert one <= 0.25 <= one
+    assert max(one, 0.5) == 0.5
     assert json.loads(json.dumps({"x": one})) == {"x": 0.25}
     assert json.dumps([one], indent=1) == "[\n 0.25\n]"
     assert np.array([one, one]).dtype == np.float64
@@ -102,7 +105,7 @@ def test_scores_are_equal_where_all_that_they_say_is() -> None:
     one = Score("wer", 0.5, "regard:1", higher=False, details={"insertions": 2.0})
     same = Score("wer", 0.5, "regard:1", False, {"insertions": 2.0})
     assert one == same
-    assert not one != same
+    assert not operator.ne(one, same)
     for other in (
         Score("cer", 0.5, "regard:1", False, {"insertions": 2.0}),
         Score("wer", 0.5, "regard:2", False, {"insertions": 2.0}),
@@ -110,9 +113,9 @@ def test_scores_are_equal_where_all_that_they_say_is() -> None:
         Score("wer", 0.5, "regard:1", False, {"insertions": 1.0}),
     ):
         assert one != other
-        assert not one == other
+        assert not operator.eq(one, other)
     assert one == 0.5 == one
-    assert not one != 0.5
+    assert not operator.ne(one, 0.5)
     assert one != 0.75
     assert one != "wer"
     assert hash(one) == hash(0.5) == hash(same)
@@ -132,11 +135,28 @@ def test_an_unknown_metric_is_refused_with_the_nearest() -> None:
         score("blue", [], [])
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("BLEU", "Did you mean 'bleu'"),
+        ("Ssim", "Did you mean 'ssim'"),
+        ("mean_average_precision", "Did you mean 'map'"),
+        ("aer", "Fix: call regard.evaluate.corpus_aer"),
+        ("AER", "Fix: call regard.evaluate.corpus_aer"),
+        ("corpus_aer", "Fix: call regard.evaluate.corpus_aer"),
+    ],
+)
+def test_what_is_written_otherwise_is_found(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"name: got '{name}', expected a metric. {hint}"):
+        score(name, [], [])
+
+
 def test_names_are_exported() -> None:
     assert set(outer.__all__) < set(evaluate.__all__)
     for name in evaluate.__all__:
         assert getattr(evaluate, name) is not None
     assert evaluate.wer is outer.wer
+    assert {*evaluate.__all__, "__doc__"} <= set(dir(evaluate))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = evaluate.nothing  # type: ignore[attr-defined]
 
