@@ -89,7 +89,7 @@ def test_what_is_right_is_judged(name: str) -> None:
         ("accuracy f1 iou perplexity", "ignore", "x"),
         ("accuracy f1 iou perplexity", "ignore", [1]),
         ("accuracy f1 iou perplexity", "ignore", 1.5),
-        ("precision recall f1 iou dice", "positive", None),
+        ("precision recall f1 iou dice", "positive", "1"),
         ("precision recall f1 iou dice", "positive", 1.5),
         ("precision recall f1 iou dice", "average", [1]),
         ("hit_rate ndcg", "k", None),

@@ -6,6 +6,7 @@ from collections.abc import Sequence, Sized
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,6 +95,14 @@ def _tensor(argument: str, given: Any, kind: str) -> Tensor:
     expected = f"a tensor or list of {kind}"
     if given is None or isinstance(given, str | bytes | bytearray):
         raise TypeError(refusal(argument, _short(given), expected))
+    written = _text_in(given)
+    if written is not None:
+        fix = (
+            "Fix: number the names of classes first, each with its place in a list of them."
+            if kind == "classes"
+            else ""
+        )
+        raise TypeError(refusal(argument, f"{_short(written)} among them", expected, fix))
     try:
         found = torch.as_tensor(given)
     # For what it cannot read torch has a kind of error for each way to fail.
@@ -103,6 +112,15 @@ def _tensor(argument: str, given: Any, kind: str) -> Tensor:
         got = "a tensor without values" if found.is_meta else f"a tensor of layout {found.layout}"
         raise TypeError(refusal(argument, got, "a dense tensor"))
     return found
+
+
+def _text_in(given: Any) -> str | bytes | None:
+    """The first text in lists, or in an array."""
+    if isinstance(given, np.ndarray):
+        given = given.ravel().tolist() if given.dtype.kind in "OSU" else ()
+    if not isinstance(given, list | tuple):
+        return given if isinstance(given, str | bytes) else None
+    return next((found for found in map(_text_in, given) if found is not None), None)
 
 
 def whole_number(argument: str, given: Any, least: int | None = None) -> None:
