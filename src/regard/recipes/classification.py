@@ -50,6 +50,17 @@ class Classification(Recipe):
         named = dict(zip(self.classes, found[0].tolist(), strict=True))
         return dict(sorted(named.items(), key=lambda item: -item[1]))
 
+    def heading(self, example: Example) -> str:
+        """With the class that was answered, and the true one."""
+        return "\n".join(filter(None, (super().heading(example), self.outcome(example))))
+
+    def outcome(self, example: Example) -> str:
+        """What was answered and what is true, as far as it is known."""
+        told = [f"answer: {word}" for word in example.words.get("predicted", ())]
+        if example.target is not None and example.target.numel() == 1:
+            told.append(f"truth: {self.classes[int(example.target)]}")
+        return ", ".join(told)
+
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Accuracy, and F1 with every class counting the same."""
