@@ -137,6 +137,16 @@ def test_what_is_refused() -> None:
         corpus_aer(["0-0", "0p0", ""], GOLD, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="gold_lines, line 3: got '1:1', expected links such as 3-4 or 3p4"):
         corpus_aer(FOUND, ["", "", "1-1 1:1"], **options)  # type: ignore[arg-type]
+    for wrong, message in (
+        (None, "found_lines: got a NoneType"),
+        ([b"0-0"], "line 1: got a bytes, .*open the file as text"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            corpus_aer(wrong, GOLD, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="line 1: got '9999.*, expected links such as"):
+        read_pharaoh(["9" * 5000 + "-0"], base=0)
+    with pytest.raises(ValueError, match="line 1: got '² 1 1 S', expected 'sentence source target'"):
+        read_wpt(["² 1 1 S"], sentences=3)
     with pytest.raises(ValueError, match="lines, line 1: got '-1-2', expected links such as"):
         read_pharaoh(["-1-2"], base=0)
 

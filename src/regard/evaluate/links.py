@@ -19,7 +19,10 @@ from regard._errors import refusal
 from regard.evaluate.alignment import AlignmentCounts
 from regard.evaluate.outer.result import Score, signed
 
-_LINK = re.compile(r"(\d+)([-p])(\d+)")
+# No sentence has more words than nine digits tell.
+_LINK = re.compile(r"(\d{1,9})([-p])(\d{1,9})")
+
+_NUMBER = re.compile(r"\d{1,9}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,11 @@ def read_wpt(lines: Iterable[str], *, sentences: int, drop_null: bool = False) -
         if not fields:
             continue
         where = f"lines, line {k}"
-        if len(fields) < 3 or not all(field.isdigit() for field in fields[:3]) or fields[3:4] not in ([], ["S"], ["P"]):
+        if (
+            len(fields) < 3
+            or not all(_NUMBER.fullmatch(field) for field in fields[:3])
+            or fields[3:4] not in ([], ["S"], ["P"])
+        ):
             raise ValueError(refusal(where, repr(line.strip()), "'sentence source target', then S or P"))
         sentence, i, j = map(int, fields[:3])
         if not 1 <= sentence <= sentences:
@@ -207,8 +214,13 @@ def _lines(argument: str, given: Any) -> Iterable[str]:
     if isinstance(given, str | bytes):
         fix = "Fix: open the file, or split the text into lines."
         raise TypeError(refusal(argument, f"{type(given).__name__} {given[:40]!r}", "lines, one a sentence", fix))
-    lines: Iterable[str] = given
-    return lines
+    if not isinstance(given, Iterable):
+        raise TypeError(refusal(argument, f"a {type(given).__name__}", "lines, one a sentence"))
+    for k, line in enumerate(given, 1):
+        if not isinstance(line, str):
+            fix = "Fix: open the file as text." if isinstance(line, bytes) else ""
+            raise TypeError(refusal(f"{argument}, line {k}", f"a {type(line).__name__}", "a line of text", fix))
+        yield line
 
 
 def _read(lines: Iterable[str], base: int, name: str, argument: str) -> list[Links]:

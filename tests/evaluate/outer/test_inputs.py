@@ -124,6 +124,18 @@ def test_questions_may_be_numbered_by_an_array() -> None:
         assert float(score("mrr", [0.1, 0.5, 0.2], [0, 1, 1], groups=groups)) == 1.0
 
 
+def test_questions_in_a_list_of_tensors_are_told_by_their_numbers() -> None:
+    groups = [torch.tensor(0), torch.tensor(0), torch.tensor(1)]
+    scored = ([0.1, 0.5, 0.2], [1, 0, 1])
+    assert float(score("mrr", *scored, groups=groups)) == float(score("mrr", *scored, groups=[0, 0, 1])) == 0.75
+    with pytest.raises(ValueError, match=r"groups\[1\]: got NaN"):
+        score("mrr", *scored, groups=[0, float("nan"), float("nan")])
+
+
+def test_an_array_may_be_read_backwards() -> None:
+    assert float(accuracy(np.array([0, 1, 2])[::-1], [2, 1, 0])) == 1.0
+
+
 def test_a_class_beyond_all_bounds_is_not_counted() -> None:
     with pytest.raises(ValueError, match="predicted: got 1099511627776, expected classes from 0 to 16777215"):
         accuracy([1 << 40], [1])

@@ -103,11 +103,15 @@ def _tensor(argument: str, given: Any, kind: str) -> Tensor:
             else ""
         )
         raise TypeError(refusal(argument, f"{_short(written)} among them", expected, fix))
+    if isinstance(given, np.ndarray) and any(step < 0 for step in given.strides):
+        given = given.copy()  # read backwards, which torch cannot
     try:
         found = torch.as_tensor(given)
     # For what it cannot read torch has a kind of error for each way to fail.
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(refusal(argument, f"{_short(given)} ({str(error).splitlines()[0]})", expected)) from error
+    if found.is_quantized:
+        raise TypeError(refusal(argument, f"dtype {found.dtype}", expected, "Fix: call its dequantize() first."))
     if found.is_meta or found.layout != torch.strided:
         got = "a tensor without values" if found.is_meta else f"a tensor of layout {found.layout}"
         raise TypeError(refusal(argument, got, "a dense tensor"))
