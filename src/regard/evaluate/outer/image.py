@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from math import inf
 from typing import Any
 
 from jaxtyping import Num
@@ -15,6 +14,8 @@ from regard.evaluate.outer.result import Score
 
 # Wang et al. 2004: an 11 x 11 window of a Gaussian, and where it does not reach over the edge.
 SIGMA, EDGE, K1, K2 = 1.5, 5, 0.01, 0.03
+# The square of a range, and products of that, must stay numbers.
+_LEAST = 1e-60
 
 
 def psnr(predicted: Num[Tensor, "b c h w"], truth: Num[Tensor, "b c h w"], *, data_range: float) -> Score:
@@ -77,7 +78,7 @@ def ssim(predicted: Num[Tensor, "b c h w"], truth: Num[Tensor, "b c h w"], *, da
 
 
 def _images(predicted: Any, truth: Any, data_range: float) -> tuple[Tensor, Tensor]:
-    if isinstance(data_range, bool) or not isinstance(data_range, int | float) or not 0 < data_range < inf:
+    if isinstance(data_range, bool) or not isinstance(data_range, int | float) or not _LEAST < data_range < 1 / _LEAST:
         raise ValueError(refusal("data_range", data_range, "a number > 0: 1.0 for images in [0, 1], 255 for bytes"))
     # Bytes must not wrap around, nor halves be rounded, when differences are taken.
     predicted, truth = (numbers(name, x).double() for name, x in (("predicted", predicted), ("truth", truth)))

@@ -132,6 +132,8 @@ def whole_number(argument: str, given: Any, least: int | None = None) -> None:
     expected = "a whole number" if least is None else f"a whole number >= {least}"
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise TypeError(refusal(argument, _short(given), expected))
+    if not -(1 << 63) <= int(given) < 1 << 63:
+        raise ValueError(refusal(argument, "a number of more than 64 bits", expected))
     if least is not None and given < least:
         raise ValueError(refusal(argument, given, expected))
 
