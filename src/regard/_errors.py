@@ -25,9 +25,13 @@ def nearest(name: str, known: Iterable[str], *, listed: bool = False) -> str:
         "Did you mean 'additive'?"
         >>> nearest("flash", ["dense", "fused"])
         'Known: dense, fused.'
+        >>> nearest("BLEU", ["bleu", "chrf"])
+        "Did you mean 'bleu'?"
     """
     names = sorted(known)
-    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    # However it is written: capitals alone make two names as different as two words.
+    alike = get_close_matches(name.casefold(), {known.casefold() for known in names}, n=3, cutoff=0.5)
+    close = [known for folded in alike for known in names if known.casefold() == folded][:3]
     if close:
         return f"Did you mean {' or '.join(repr(c) for c in close)}?"
     # The path of a model itself is empty, and must still be seen.

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from regard import catalog
@@ -62,6 +63,11 @@ def test_the_example_is_of_this_entry_and_runs_as_it_stands(name, shown):
 def test_labels_and_place_are_translated():
     text = invoke("rotatory", "--lang", "zh")
     assert text.startswith("名称\t旋转注意力 · rotatory\n类别\t特征/数量\n")
+    # What is not translated is said to be so.
+    entry = catalog.find("rotatory")
+    assert entry.choose in text
+    parameters = {p.name: p for p in get_command(app).commands["show"].params}
+    assert "what is said of a mechanism is English" in parameters["lang"].help
 
 
 def test_an_argument_that_goes_by_name_is_shown_by_name():

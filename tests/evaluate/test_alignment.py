@@ -51,6 +51,11 @@ def test_attention_links_each_judged_output_to_what_it_looks_at_most() -> None:
     assert batched == links + links
 
 
+def test_weights_must_be_numbers() -> None:
+    with pytest.raises(ValueError, match="weights: got NaN, expected numbers"):
+        AlignmentCounts.of_weights(torch.full((2, 3), torch.nan), torch.ones(2, 3, dtype=torch.int8))
+
+
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match=r"gold: got shape \(2, 3\), expected that of the weights"):
         AlignmentCounts.of_weights(torch.zeros(2, 4), torch.zeros(2, 3, dtype=torch.int8))

@@ -107,8 +107,14 @@ def test_bases_must_be_said() -> None:
 
 
 def test_a_wrong_base_is_seen_where_it_can_be() -> None:
-    with pytest.raises(ValueError, match="found_lines, line 1: got '0-0', expected words counted from 1. Fix: base=0"):
+    with pytest.raises(
+        ValueError, match="found_lines, line 1: got '0-0', expected words counted from 1. Fix: found_base=0"
+    ):
         corpus_aer(FOUND, GOLD, found_base=1, gold_base=1)
+    with pytest.raises(ValueError, match="gold_lines, line 1: got '0-0', .* from 1. Fix: gold_base=0, if words"):
+        corpus_aer(FOUND, FOUND, found_base=0, gold_base=1)
+    with pytest.raises(ValueError, match="lines, line 1: got '0-0', .* from 1. Fix: base=0, if words"):
+        read_pharaoh(FOUND, base=1)
     lengths = [(3, 4), (1, 1), (2, 2)]
     assert float(corpus_aer(FOUND, GOLD, found_base=0, gold_base=1, lengths=lengths)) == pytest.approx(1 / 3)
     with pytest.raises(
@@ -131,6 +137,16 @@ def test_what_is_refused() -> None:
         corpus_aer(["0-0", "0p0", ""], GOLD, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="gold_lines, line 3: got '1:1', expected links such as 3-4 or 3p4"):
         corpus_aer(FOUND, ["", "", "1-1 1:1"], **options)  # type: ignore[arg-type]
+    for wrong, message in (
+        (None, "found_lines: got a NoneType"),
+        ([b"0-0"], "line 1: got a bytes, .*open the file as text"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            corpus_aer(wrong, GOLD, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="line 1: got '9999.*, expected links such as"):
+        read_pharaoh(["9" * 5000 + "-0"], base=0)
+    with pytest.raises(ValueError, match="line 1: got '² 1 1 S', expected 'sentence source target'"):
+        read_wpt(["² 1 1 S"], sentences=3)
     with pytest.raises(ValueError, match="lines, line 1: got '-1-2', expected links such as"):
         read_pharaoh(["-1-2"], base=0)
 

@@ -18,6 +18,7 @@ from regard.model import (
     TaskModel,
     collate,
 )
+from regard.model.naming import Available
 
 VOCABULARY, WIDTH, CLASSES = 23, 7, 5
 
@@ -134,6 +135,16 @@ def test_a_decoder_that_is_told_the_steps_before_is_one_that_takes_them(feeding:
     assert torch.equal(told.argmax(-1)[real], decoded.tokens[real])
     picked = told.log_softmax(-1).gather(-1, decoded.tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close((picked * real).sum(-1), decoded.log_prob)
+
+
+def test_what_was_encoded_is_printed_by_names_and_shapes() -> None:
+    model = TaskModel(Embedding(VOCABULARY, WIDTH), rg.PooledQuery(), attention(), Classifier(WIDTH, CLASSES))
+    shown = repr(model.encode(tokens(3, 11)))
+    assert "\n" not in shown
+    assert shown.startswith(f"Available(inputs={{tokens: float32 (2, 11, {WIDTH})}}, masks={{tokens: bool (2, 11)}}")
+    assert "tensor(" not in shown
+    other = Available({}, {}, {"length": 3, "where": torch.zeros(2, device="meta")}, ("a",), frozenset({"a"}))
+    assert repr(other) == "Available(values={length: int, where: float32 (2,) on meta}, reads=('a',), filled=['a'])"
 
 
 def test_wrong_parts_are_refused() -> None:

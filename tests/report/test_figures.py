@@ -220,6 +220,21 @@ class TestHeatmap:
         assert not left.collections
         save(figure, tmp_path / "axes.png")
 
+    def test_the_weights_of_one_query_are_one_row(self):
+        weights = torch.tensor([0.1, 0.7, 0.2])
+        figure = heatmap(weights, keys=list("abc"), gold=torch.tensor([False, True, False]))
+        np.testing.assert_allclose(drawn(figure), weights[None].double().numpy())
+        assert ticks(figure, "x") == list("abc")
+        assert (ticks(figure, "y"), figure.axes[0].get_ylabel()) == ([], "")
+        (lines,) = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
+        assert {x for segment in lines.get_segments() for x, _ in segment} == {0.5, 1.5}
+        named = heatmap(weights, queries=["why"])
+        assert (ticks(named, "y"), named.axes[0].get_ylabel()) == (["why"], "queries")
+
+    def test_rows_and_columns_are_called_as_one_likes(self):
+        axes = heatmap(rows(2, 3), names=("answer", "输入")).axes[0]
+        assert (axes.get_ylabel(), axes.get_xlabel()) == ("answer", "输入")
+
     def test_draws_into_a_subfigure(self):
         figure = Figure()
         axes = figure.subfigures(1, 2)[1].subplots()
@@ -228,7 +243,9 @@ class TestHeatmap:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"weights": torch.ones(3)}, r"weights: got \(3,\), expected shape \(Nq, N\) or \(H, Nq, N\)"),
+            ({"weights": torch.tensor(1.0)}, r"weights: got \(\), expected shape \(N,\), \(Nq, N\) or \(H, Nq, N\)"),
+            ({"weights": torch.ones(3), "queries": list("ab")}, r"queries: got 2 labels, expected 1 .* \(3,\)"),
+            ({"names": "rows"}, "names: got 'rows', expected two, of the rows and of the columns"),
             ({"weights": torch.ones(1, 2, 3, 4)}, r"weights: got \(1, 2, 3, 4\), expected shape"),
             ({"weights": torch.ones(0, 2, 3)}, r"weights: got \(0, 2, 3\), expected at least one head"),
             ({"weights": [[0.1, -0.5]]}, r"weights: got -0\.5 at \(0, 1\), expected non-negative"),

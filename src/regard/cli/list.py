@@ -21,7 +21,7 @@ def list_mechanisms(
         str | None, typer.Option(help="A place in the taxonomy, such as general or general/scoring.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of objects.")] = False,
-    lang: Annotated[Language, typer.Option(help="Language of the names.")] = Language.en,
+    lang: Annotated[Language, typer.Option(help="Language of headings, names and places.")] = Language.en,
 ) -> None:
     """List the mechanisms: name, place in the taxonomy, equation, year; in a pipe, the paper too."""
     from regard import catalog

@@ -22,7 +22,9 @@ _LABELS = {
 def show(
     name: Annotated[str, typer.Argument(help="A name of the catalog, English or Chinese, or the name of a class.")],
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object.")] = False,
-    lang: Annotated[Language, typer.Option(help="Language of the labels.")] = Language.en,
+    lang: Annotated[
+        Language, typer.Option(help="Of labels, name and place; what is said of a mechanism is English.")
+    ] = Language.en,
 ) -> None:
     """Show one mechanism: equation, paper, cost, when to choose it and when not, how to make one, and a program."""
     from regard import catalog

@@ -91,3 +91,8 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_FILES.get(name, 'outer')}"), name)
+
+
+def __dir__() -> list[str]:
+    """What `regard.evaluate.` completes to: names that were not used yet among them."""
+    return sorted({*globals(), *__all__})

@@ -57,6 +57,8 @@ class AlignmentCounts:
             raise ValueError(
                 refusal("gold", f"shape {tuple(gold.shape)}", f"that of the weights, {tuple(weights.shape)}")
             )
+        if bool(weights.isnan().any()):
+            raise ValueError(refusal("weights", "NaN", "numbers: it is neither more nor less than anything"))
         judged = (gold > 0).any(-1)
         best = gold.gather(-1, weights.argmax(-1, keepdim=True)).squeeze(-1)
         numbers = [judged.sum(), (gold == SURE).sum(), ((best == SURE) & judged).sum(), ((best > 0) & judged).sum()]

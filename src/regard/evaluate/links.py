@@ -19,7 +19,10 @@ from regard._errors import refusal
 from regard.evaluate.alignment import AlignmentCounts
 from regard.evaluate.outer.result import Score, signed
 
-_LINK = re.compile(r"(\d+)([-p])(\d+)")
+# No sentence has more words than nine digits tell.
+_LINK = re.compile(r"(\d{1,9})([-p])(\d{1,9})")
+
+_NUMBER = re.compile(r"\d{1,9}")
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,7 @@ def read_pharaoh(lines: Iterable[str], *, base: int, name: str = "lines") -> lis
         >>> read_pharaoh(["1-1 2p3"], base=1)[0] == Links.of({(0, 0)}, {(1, 2)})
         True
     """
-    _check_base("base", base)
-    return [Links.of(*_parsed(line, base, f"{name}, line {k}")) for k, line in enumerate(_lines(name, lines), 1)]
+    return _read(lines, base, name, "base")
 
 
 def write_pharaoh(links: Iterable[Links], *, base: int) -> list[str]:
@@ -104,7 +106,11 @@ def read_wpt(lines: Iterable[str], *, sentences: int, drop_null: bool = False) -
         if not fields:
             continue
         where = f"lines, line {k}"
-        if len(fields) < 3 or not all(field.isdigit() for field in fields[:3]) or fields[3:4] not in ([], ["S"], ["P"]):
+        if (
+            len(fields) < 3
+            or not all(_NUMBER.fullmatch(field) for field in fields[:3])
+            or fields[3:4] not in ([], ["S"], ["P"])
+        ):
             raise ValueError(refusal(where, repr(line.strip()), "'sentence source target', then S or P"))
         sentence, i, j = map(int, fields[:3])
         if not 1 <= sentence <= sentences:
@@ -182,14 +188,13 @@ def corpus_aer(
         >>> round(float(score), 4), score.details["precision"], score.details["recall"]
         (0.4, 0.6666666666666666, 0.5)
     """
-    _check_base("found_base", found_base)
     _check_base("gold_base", gold_base)
-    found = read_pharaoh(found_lines, base=found_base, name="found_lines")
+    found = _read(found_lines, found_base, "found_lines", "found_base")
     for k, sentence in enumerate(found, 1):
         if sentence.sure != sentence.possible:
             fix = "Fix: a system says of a link that it is there or not; write - or leave it out."
             raise ValueError(refusal(f"found_lines, line {k}", "a link that is only possible", "i-j", fix))
-    gold = read_pharaoh(gold_lines, base=gold_base, name="gold_lines")
+    gold = _read(gold_lines, gold_base, "gold_lines", "gold_base")
     counts = counted([sentence.transposed() for sentence in found] if transpose else found, gold, lengths=lengths)
     details = {
         "precision": counts.precision,
@@ -209,11 +214,24 @@ def _lines(argument: str, given: Any) -> Iterable[str]:
     if isinstance(given, str | bytes):
         fix = "Fix: open the file, or split the text into lines."
         raise TypeError(refusal(argument, f"{type(given).__name__} {given[:40]!r}", "lines, one a sentence", fix))
-    lines: Iterable[str] = given
-    return lines
+    if not isinstance(given, Iterable):
+        raise TypeError(refusal(argument, f"a {type(given).__name__}", "lines, one a sentence"))
+    for k, line in enumerate(given, 1):
+        if not isinstance(line, str):
+            fix = "Fix: open the file as text." if isinstance(line, bytes) else ""
+            raise TypeError(refusal(f"{argument}, line {k}", f"a {type(line).__name__}", "a line of text", fix))
+        yield line
 
 
-def _parsed(line: str, base: int, where: str) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+def _read(lines: Iterable[str], base: int, name: str, argument: str) -> list[Links]:
+    """Links from lines that errors call `name`, whose base came as `argument`."""
+    _check_base(argument, base)
+    return [
+        Links.of(*_parsed(line, base, f"{name}, line {k}", argument)) for k, line in enumerate(_lines(name, lines), 1)
+    ]
+
+
+def _parsed(line: str, base: int, where: str, argument: str) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     links: dict[str, set[tuple[int, int]]] = {"-": set(), "p": set()}
     for written in line.split():
         match = _LINK.fullmatch(written)
@@ -221,7 +239,7 @@ def _parsed(line: str, base: int, where: str) -> tuple[set[tuple[int, int]], set
             raise ValueError(refusal(where, repr(written), "links such as 3-4 or 3p4"))
         i, j = int(match[1]) - base, int(match[3]) - base
         if i < 0 or j < 0:
-            fix = "Fix: base=0, if words are counted from 0 here."
+            fix = f"Fix: {argument}=0, if words are counted from 0 here."
             raise ValueError(refusal(where, repr(written), f"words counted from {base}", fix))
         links[match[2]].add((i, j))
     return links["-"], links["p"]

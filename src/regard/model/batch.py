@@ -25,7 +25,8 @@ class Example:
         variables: by name, what has no length, such as a user's covariates (d,).
         masks: by name, True for what is real, where an input of several levels is ragged.
         gold: known links (M, N) between outputs and the first input: 2 sure, 1 possible, 0 none.
-        words: by name, what the tokens of an input are called in figures; "target" names those of the output.
+        words: by name, what the tokens of an input are called in figures; "target" names those of the output,
+            "predicted" those of an answer.
     """
 
     inputs: Mapping[str, Tensor]

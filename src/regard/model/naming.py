@@ -72,9 +72,9 @@ def _parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Paramete
     return dict(list(inspect.signature(forward).parameters.items())[1:])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Available:
-    """What modules may ask for: features with masks, and values without.
+    """What modules may ask for: features with masks, and values without. Printed, it names them with their shapes.
 
     `reads` names the inputs whose tokens the contexts of an attention stand for, one context each; None where that is not known.
     `filled` names those that are zero where they are not real.
@@ -85,6 +85,15 @@ class Available:
     values: Mapping[str, Any]
     reads: tuple[str, ...] | None = None
     filled: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        fields = [(name, getattr(self, name)) for name in ("inputs", "masks", "values")]
+        told = [
+            f"{name}={{{', '.join(f'{k}: {_shape(x)}' for k, x in some.items())}}}" for name, some in fields if some
+        ]
+        told += [f"reads={self.reads}"] if self.reads is not None else []
+        told += [f"filled={sorted(self.filled)}"] if self.filled else []
+        return f"Available({', '.join(told)})"
 
     def arguments(self, module: nn.Module, role: str) -> dict[str, Any]:
         """The arguments of a call; an argument that has no default and is not at hand is an error."""
@@ -122,3 +131,11 @@ class Available:
     def _only(self, name: str) -> str:
         """The only input, under whatever name."""
         return next(iter(self.inputs)) if len(self.inputs) == 1 else name
+
+
+def _shape(value: Any) -> str:
+    """A tensor in short; of what else there is, its type."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    where = "" if value.device.type == "cpu" else f" on {value.device}"
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{where}"

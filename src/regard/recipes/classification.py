@@ -54,6 +54,17 @@ class Classification(Recipe):
         """The name of the class, as answers have it."""
         return None if example.target is None else self.classes[int(example.target)]
 
+    def heading(self, example: Example) -> str:
+        """With the class that was answered, and the true one."""
+        return "\n".join(filter(None, (super().heading(example), self.outcome(example))))
+
+    def outcome(self, example: Example) -> str:
+        """What was answered and what is true, as far as it is known."""
+        told = [f"answer: {word}" for word in example.words.get("predicted", ())]
+        if example.target is not None and example.target.numel() == 1:
+            told.append(f"truth: {self.classes[int(example.target)]}")
+        return ", ".join(told)
+
     @torch.no_grad()
     def judge(self, model: TaskModel, examples: Sequence[Example], device: torch.device | str = "cpu") -> Judged:
         """Accuracy, and F1 with every class counting the same."""

@@ -413,7 +413,7 @@ def finish(recipe: Recipe, run: Run) -> dict[str, float]:
         for example, answer in zip(examples, judged.answers, strict=True)
     ]
     write_lines(run.folder / PREDICTIONS, rows)
-    keep_attention(recipe, run, model, examples)
+    keep_attention(recipe, run, model, examples, judged.answers)
     if judged.signatures:
         write_json(run.folder / SIGNATURES, judged.signatures)
     write_json(run.folder / METRICS, judged.metrics)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,21 @@ _READABLE = 400
 
 
 @torch.no_grad()
-def keep_attention(recipe: Recipe, run: Run, model: TaskModel, examples: Sequence[Example], count: int = 16) -> None:
-    """Record the first examples, and draw what can be drawn."""
+def keep_attention(
+    recipe: Recipe,
+    run: Run,
+    model: TaskModel,
+    examples: Sequence[Example],
+    answers: Sequence[Any] = (),
+    count: int = 16,
+) -> None:
+    """Record the first examples, and draw what can be drawn; answers of one word come along as words called "predicted"."""
     some = [examples[k] for k in range(min(count, len(examples)))]
     if not some:
         return
+    for k, answer in enumerate(answers[: len(some)]):
+        if isinstance(answer, str):
+            some[k] = replace(some[k], words={**some[k].words, "predicted": (answer,)})
     with record(model) as trace:
         model(collate(some))
     whole(run.folder / TRACE, lambda draft: trace.save(draft, "weights"))
@@ -55,10 +66,26 @@ def draw(trace: Trace, examples: Sequence[Example], folder: Path, title: str) ->
             if shown.shape == (len(queries), len(words)):
                 known = example.gold is not None and example.gold.shape == shown.shape
                 gold = example.gold == 2 if known and example.gold is not None else None
-                save(heatmap(shown, queries=queries, keys=words, gold=gold, title=title), folder / HEATMAP)
+                names = ("answer", "input") if queries is outputs else ("queries", "keys")
+                figure = heatmap(shown, queries=queries, keys=words, gold=gold, title=title, names=names)
+                save(figure, folder / HEATMAP)
                 return
     if strips:
-        save(token_strips(strips, title=title), folder / HEATMAP)
+        labels = told_apart(strips)
+        save(token_strips({labels[path]: part for path, part in strips.items()}, title=title), folder / HEATMAP)
+
+
+def told_apart(paths: Iterable[str]) -> dict[str, str]:
+    """For each path, what is left of it without the parts in front that all share.
+
+    Example:
+        >>> told_apart(["attention.attention.left", "attention.attention.right"])
+        {'attention.attention.left': 'left', 'attention.attention.right': 'right'}
+    """
+    parts = {path: path.split(".") for path in paths}
+    while all(len(names) > 1 for names in parts.values()) and len({names[0] for names in parts.values()}) == 1:
+        parts = {path: names[1:] for path, names in parts.items()}
+    return {path: ".".join(names) for path, names in parts.items()}
 
 
 def one_for_each_pair(told: Recorded) -> Tensor:

@@ -247,7 +247,11 @@ class Recipe:
         """Draw what the attention looked at in recorded examples into the run folder."""
         from regard.recipes.look import draw
 
-        draw(trace, examples, folder, f"{self.name}: {self.attention}")
+        draw(trace, examples, folder, self.heading(examples[0]))
+
+    def heading(self, example: Example) -> str:
+        """What stands above the figure of an example."""
+        return f"{self.name}: {self.attention}"
 
     def batches(self, examples: Sequence[Example], size: int = 256) -> list[Batch]:
         """All examples in order."""

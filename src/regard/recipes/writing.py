@@ -144,8 +144,9 @@ class Writing(Recipe):
         queries, keys = example.words["target"], example.words[next(iter(example.inputs))]
         shown = weights_read(trace)[0, : len(queries), : len(keys)]
         gold = None if example.gold is None else example.gold > 0
-        title = f"{self.name}: {self.attention}"
-        save(heatmap(shown, queries=queries, keys=keys, gold=gold, title=title), folder / HEATMAP)
+        names, title = ("answer", "input"), self.heading(example)
+        figure = heatmap(shown, queries=queries, keys=keys, gold=gold, names=names, title=title)
+        save(figure, folder / HEATMAP)
 
 
 class Mapped(On):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -63,7 +64,7 @@ def test_bounds_and_identities(drawn: list[tuple[int, int]]) -> None:
     found, right = columns(drawn)
     for metric in AVERAGED:
         for average in ("macro", "micro", "binary"):
-            assert 0.0 <= float(metric(found, right, average=average)) <= 1.0
+            assert 0.0 <= float(metric(found, right, average=average, positive=1)) <= 1.0
         assert float(metric(found, found)) == 1.0
     right_share = float(accuracy(found, right))
     for metric in (precision, recall, f1, dice):
@@ -110,6 +111,30 @@ def test_what_is_refused(metric: Callable[..., Score]) -> None:
         metric([0, 5], [0, 1], classes=5)
     with pytest.raises(ValueError, match="truth: got nothing to judge, expected at least one entry"):
         metric(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+
+
+def test_binary_asks_which_class_of_many_is_meant() -> None:
+    for metric in AVERAGED:
+        for found, right in (([0, 2], [0, 1]), ([0, 1], [0, 2])):
+            with pytest.raises(
+                ValueError, match="average: got 'binary' for class 2, .* class of interest. Fix: positive=1"
+            ):
+                metric(found, right, average="binary")
+            assert "binary, class 1" in metric(found, right, average="binary", positive=1).signature
+    assert float(f1([1, 2, 2], [1, 2, 1], average="binary", positive=2)) == 2 / 3
+    # Two classes leave no question, and one may be missing.
+    for found, right in (([0, 1], [1, 1]), ([0, 0], [0, 0])):
+        assert f1(found, right, average="binary") == f1(found, right, average="binary", positive=1)
+
+
+def test_names_of_classes_are_refused_with_what_to_do() -> None:
+    for names in (["a", "b"], [["a"], ["b"]], np.array(["a", "b"]), [1, "a"]):
+        with pytest.raises(
+            TypeError, match="predicted: got 'a' among them, expected .* classes. Fix: number the names"
+        ):
+            f1(names, [0, 1])
+    with pytest.raises(TypeError, match="truth: got 'b' among them"):
+        accuracy([0, 1], ["b", "b"])
 
 
 def test_other_averages_are_refused() -> None:

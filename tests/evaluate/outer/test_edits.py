@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.evaluate.outer import EditCounts, cer, per, wer
+from regard.evaluate.outer import EditCounts, cer, edits, per, wer
 from regard.evaluate.outer.phones import DROPPED, TIMIT39
 
 sequences = st.text("abcd", max_size=9)
@@ -67,10 +67,25 @@ def test_rates_are_jiwers(truth: list[str], data: st.DataObject) -> None:
     assert float(words) == pytest.approx(theirs.wer)
     assert float(characters) == pytest.approx(jiwer.cer(truth, predicted))
     # Several sets of edits may be the shortest: theirs need not be the one with fewest insertions and deletions.
-    edits = theirs.substitutions + theirs.deletions + theirs.insertions
-    assert sum(words.details[key] for key in ("substitutions", "deletions", "insertions")) == edits
+    total = theirs.substitutions + theirs.deletions + theirs.insertions
+    assert sum(words.details[key] for key in ("substitutions", "deletions", "insertions")) == total
     assert words.details["deletions"] <= theirs.deletions
     assert words.details["insertions"] <= theirs.insertions
+
+
+@given(st.text("abc", max_size=25), st.text("abc", max_size=25))
+def test_the_band_is_wide_enough(predicted: str, truth: str) -> None:
+    widest = EditCounts.of(predicted, truth)
+    for band in (0, 1, 3):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(edits, "_BAND", band)
+            assert EditCounts.of(predicted, truth) == widest
+
+
+def test_long_texts_that_are_alike_take_no_longer_than_their_edits() -> None:
+    truth = [k * k % 7919 for k in range(30_000)]
+    predicted = [unit for k, unit in enumerate(truth) if k % 1000 != 7]
+    assert EditCounts.of(predicted, truth) == EditCounts(0, 30, 0, 29_970)
 
 
 @given(sentences)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from regard.evaluate.outer import psnr, ssim
+from regard.evaluate.outer import Score, psnr, ssim
 
 pytest.importorskip("torchmetrics")
 
@@ -100,6 +101,26 @@ def test_what_is_refused(metric: object) -> None:
         metric(image[0], image[0], data_range=1.0)
     with pytest.raises(ValueError, match="predicted: got NaN, expected numbers"):
         metric(image * torch.nan, image, data_range=1.0)
+
+
+@pytest.mark.parametrize("metric", [psnr, ssim])
+def test_images_in_another_range_than_the_truth_are_refused(metric: Callable[..., Score]) -> None:
+    image = torch.rand(1, 1, 12, 12)
+    for wrong in (255 * image, image - 3, image + 2.5):
+        with pytest.raises(
+            ValueError, match="predicted: got values from .*, expected images in the range of the truth"
+        ):
+            metric(wrong, image, data_range=1.0)
+    # Where the truth is of one colour, its span says nothing of the range.
+    with pytest.raises(ValueError, match="predicted: got values from 200 to 200, expected .* 0 to 0 and data_range=1"):
+        metric(torch.full_like(image, 200.0), torch.zeros_like(image), data_range=1.0)
+    for name, pair in (("predicted", (image - math.inf, image)), ("truth", (image, image + math.inf))):
+        with pytest.raises(ValueError, match=f"{name}: got an infinite number"):
+            metric(*pair, data_range=1.0)
+    # A prediction may overshoot, and a range begin anywhere.
+    assert math.isfinite(metric(image + 0.5, image, data_range=1.0))
+    assert math.isfinite(metric(2 * image - 1, 1 - 2 * image, data_range=2))
+    assert math.isfinite(metric(torch.ones_like(image), torch.zeros_like(image), data_range=1.0))
 
 
 def test_an_image_smaller_than_the_window_is_refused() -> None:

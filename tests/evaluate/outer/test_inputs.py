@@ -89,7 +89,7 @@ def test_what_is_right_is_judged(name: str) -> None:
         ("accuracy f1 iou perplexity", "ignore", "x"),
         ("accuracy f1 iou perplexity", "ignore", [1]),
         ("accuracy f1 iou perplexity", "ignore", 1.5),
-        ("precision recall f1 iou dice", "positive", None),
+        ("precision recall f1 iou dice", "positive", "1"),
         ("precision recall f1 iou dice", "positive", 1.5),
         ("precision recall f1 iou dice", "average", [1]),
         ("hit_rate ndcg", "k", None),
@@ -101,6 +101,9 @@ def test_what_is_right_is_judged(name: str) -> None:
         ("chrf", "beta", None),
         ("psnr ssim", "data_range", float("inf")),
         ("psnr ssim", "data_range", float("nan")),
+        ("psnr ssim", "data_range", 10**400),
+        ("psnr ssim", "data_range", 1e-299),
+        ("accuracy f1 iou perplexity", "ignore", 2**70),
         ("map mrr", "groups", None),
         ("map mrr", "groups", 3),
         ("map mrr", "groups", "abc"),
@@ -122,6 +125,18 @@ def test_numbers_of_numpy_are_whole_numbers_too() -> None:
 def test_questions_may_be_numbered_by_an_array() -> None:
     for groups in (np.array([0, 0, 1]), torch.tensor([0, 0, 1]), (0, 0, 1), ["a", "a", "b"]):
         assert float(score("mrr", [0.1, 0.5, 0.2], [0, 1, 1], groups=groups)) == 1.0
+
+
+def test_questions_in_a_list_of_tensors_are_told_by_their_numbers() -> None:
+    groups = [torch.tensor(0), torch.tensor(0), torch.tensor(1)]
+    scored = ([0.1, 0.5, 0.2], [1, 0, 1])
+    assert float(score("mrr", *scored, groups=groups)) == float(score("mrr", *scored, groups=[0, 0, 1])) == 0.75
+    with pytest.raises(ValueError, match=r"groups\[1\]: got NaN"):
+        score("mrr", *scored, groups=[0, float("nan"), float("nan")])
+
+
+def test_an_array_may_be_read_backwards() -> None:
+    assert float(accuracy(np.array([0, 1, 2])[::-1], [2, 1, 0])) == 1.0
 
 
 def test_a_class_beyond_all_bounds_is_not_counted() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import json
+import math
+import operator
 import pickle
+import statistics
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,9 +83,72 @@ def test_a_score_is_a_value() -> None:
     assert str(Score("bleu", 27.123456789, "s")) == "bleu 27.1235, higher is better [s]"
 
 
+def test_a_score_is_a_number() -> None:
+    one = Score("wer", 0.25, "regard:1", higher=False, details={"insertions": 2.0})
+    assert isinstance(one, float)
+    assert (f"{one:.2f}", f"{one:.0%}", f"{one}") == ("0.25", "25%", str(one))
+    assert 0 < one < 2
+    assert one <= 0.25 <= one
+    assert max(one, 0.5) == 0.5
+    assert json.loads(json.dumps({"x": one})) == {"x": 0.25}
+    assert json.dumps([one], indent=1) == "[\n 0.25\n]"
+    assert np.array([one, one]).dtype == np.float64
+    assert torch.tensor([one]).tolist() == [0.25]
+    computed = [one + 1, 1 - one, -one, one * one, round(one, 1), abs(one), float(one), sum([one, one]), one / one]
+    assert computed == [1.25, 0.75, -0.25, 0.0625, 0.2, 0.25, 0.25, 0.5, 1.0]
+    # Also where a module makes its results of the type that came.
+    computed += [statistics.mean([one, one]), statistics.fmean([one]), statistics.stdev([one, 0.25]), math.sqrt(one)]
+    assert [type(x) for x in computed] == [float] * len(computed)
+
+
+def test_scores_are_equal_where_all_that_they_say_is() -> None:
+    one = Score("wer", 0.5, "regard:1", higher=False, details={"insertions": 2.0})
+    same = Score("wer", 0.5, "regard:1", False, {"insertions": 2.0})
+    assert one == same
+    assert not operator.ne(one, same)
+    for other in (
+        Score("cer", 0.5, "regard:1", False, {"insertions": 2.0}),
+        Score("wer", 0.5, "regard:2", False, {"insertions": 2.0}),
+        Score("wer", 0.5, "regard:1", True, {"insertions": 2.0}),
+        Score("wer", 0.5, "regard:1", False, {"insertions": 1.0}),
+    ):
+        assert one != other
+        assert not operator.eq(one, other)
+    assert one == 0.5 == one
+    assert not operator.ne(one, 0.5)
+    assert one != 0.75
+    assert one != "wer"
+    assert hash(one) == hash(0.5) == hash(same)
+    for copied in (pickle.loads(pickle.dumps(one)), copy.copy(one), copy.deepcopy(one), replace(one)):
+        assert (copied, type(copied), copied.details) == (one, Score, one.details)
+    assert repr(one) == (
+        "Score(name='wer', value=0.5, signature='regard:1', higher=False, details={'insertions': 2.0})"
+    )
+    assert asdict(one)["signature"] == "regard:1"
+    assert type(Score("n", 1, "s").value) is float
+    with pytest.raises(TypeError, match="missing 2 required positional arguments"):
+        Score("wer")  # type: ignore[call-arg]
+
+
 def test_an_unknown_metric_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="name: got 'blue', expected a metric. Did you mean 'bleu'"):
         score("blue", [], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("BLEU", "Did you mean 'bleu'"),
+        ("Ssim", "Did you mean 'ssim'"),
+        ("mean_average_precision", "Did you mean 'map'"),
+        ("aer", "Fix: call regard.evaluate.corpus_aer"),
+        ("AER", "Fix: call regard.evaluate.corpus_aer"),
+        ("corpus_aer", "Fix: call regard.evaluate.corpus_aer"),
+    ],
+)
+def test_what_is_written_otherwise_is_found(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"name: got '{name}', expected a metric. {hint}"):
+        score(name, [], [])
 
 
 def test_names_are_exported() -> None:
@@ -87,6 +156,7 @@ def test_names_are_exported() -> None:
     for name in evaluate.__all__:
         assert getattr(evaluate, name) is not None
     assert evaluate.wer is outer.wer
+    assert {*evaluate.__all__, "__doc__"} <= set(dir(evaluate))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = evaluate.nothing  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ def iou(
     truth: Classes,
     *,
     average: Average = "macro",
-    positive: int = 1,
+    positive: int | None = None,
     classes: int | None = None,
     ignore: int | None = None,
 ) -> Score:
@@ -22,7 +22,7 @@ def iou(
         truth: the true ones, in the same shape.
         average: "macro", the mean over the classes that are predicted or true somewhere; "micro", the areas of all classes added first;
             "binary", the area of class `positive` alone, as of a mask.
-        positive: the class of interest of "binary".
+        positive: the class of interest of "binary"; None for class 1 of classes 0 and 1: of more, it must be said which.
         classes: how many there are, to refuse what is beyond; None for those that come.
         ignore: what stands in `truth` where nothing is to be judged, such as 255.
 
@@ -40,7 +40,7 @@ def dice(
     truth: Classes,
     *,
     average: Average = "macro",
-    positive: int = 1,
+    positive: int | None = None,
     classes: int | None = None,
     ignore: int | None = None,
 ) -> Score:

@@ -90,24 +90,26 @@ class ClassCounts:
         self._refuse_nothing()
         return _ratio(sum(self.both), sum(self.true))
 
-    def precision(self, average: Average = "macro", positive: int = 1) -> float:
+    def precision(self, average: Average = "macro", positive: int | None = None) -> float:
         return self._averaged(lambda both, predicted, true: _ratio(both, predicted), average, positive)
 
-    def recall(self, average: Average = "macro", positive: int = 1) -> float:
+    def recall(self, average: Average = "macro", positive: int | None = None) -> float:
         return self._averaged(lambda both, predicted, true: _ratio(both, true), average, positive)
 
-    def f1(self, average: Average = "macro", positive: int = 1) -> float:
+    def f1(self, average: Average = "macro", positive: int | None = None) -> float:
         return self._averaged(lambda both, predicted, true: _ratio(2 * both, predicted + true), average, positive)
 
-    def dice(self, average: Average = "macro", positive: int = 1) -> float:
+    def dice(self, average: Average = "macro", positive: int | None = None) -> float:
         return self._averaged(lambda both, predicted, true: _ratio(2 * both, predicted + true, 1.0), average, positive)
 
-    def iou(self, average: Average = "macro", positive: int = 1) -> float:
+    def iou(self, average: Average = "macro", positive: int | None = None) -> float:
         return self._averaged(
             lambda both, predicted, true: _ratio(both, predicted + true - both, 1.0), average, positive
         )
 
-    def score(self, name: str, average: Average = "macro", positive: int = 1, ignore: int | None = None) -> Score:
+    def score(
+        self, name: str, average: Average = "macro", positive: int | None = None, ignore: int | None = None
+    ) -> Score:
         """One of the above, by its name, as the metric gives it."""
         one_of("name", name, ("accuracy", "precision", "recall", "f1", "iou", "dice"))
         choices: dict[str, object] = {"level": "corpus", "ignore": ignore}
@@ -118,7 +120,7 @@ class ClassCounts:
             value = measure(average, positive)
             details = {f"class {c}": measure("binary", c) for c in self._present}
             nothing = 1 if name in ("iou", "dice") else 0
-            choices |= {"average": f"binary, class {positive}"} if average == "binary" else {"average": average}
+            choices |= {"average": f"binary, class {_said(positive)}"} if average == "binary" else {"average": average}
             choices |= {"absent": "skipped" if average != "binary" else nothing, "zero division": 0}
         return Score(name, value, signed(**choices), details=details)
 
@@ -131,16 +133,26 @@ class ClassCounts:
     def _present(self) -> list[int]:
         return [c for c, (p, t) in enumerate(zip(self.predicted, self.true, strict=True)) if p + t]
 
-    def _averaged(self, measure: Callable[[int, int, int], float], average: Average, positive: int) -> float:
+    def _averaged(self, measure: Callable[[int, int, int], float], average: Average, positive: int | None) -> float:
         one_of("average", average, ("macro", "micro", "binary"))
-        whole_number("positive", positive, 0)
+        if positive is not None:
+            whole_number("positive", positive, 0)
         self._refuse_nothing()
         if average == "micro":
             return measure(sum(self.both), sum(self.predicted), sum(self.true))
         each = list(zip(self.both, self.predicted, self.true, strict=True))
         if average == "binary":
-            return measure(*each[positive]) if positive < len(each) else measure(0, 0, 0)
+            if positive is None and len(self._present) and self._present[-1] > 1:
+                expected = "of classes 0 and 1 alone, or with the class of interest"
+                fix = "Fix: positive=1 judges class 1 against all others; average='macro' judges every class."
+                raise ValueError(refusal("average", f"'binary' for class {self._present[-1]}", expected, fix))
+            chosen = _said(positive)
+            return measure(*each[chosen]) if chosen < len(each) else measure(0, 0, 0)
         return sum(measure(*each[c]) for c in self._present) / len(self._present)
+
+
+def _said(positive: int | None) -> int:
+    return 1 if positive is None else positive
 
 
 def _ratio(above: int, below: int, nothing: float = 0.0) -> float:
@@ -168,7 +180,7 @@ def precision(
     truth: Classes,
     *,
     average: Average = "macro",
-    positive: int = 1,
+    positive: int | None = None,
     classes: int | None = None,
     ignore: int | None = None,
 ) -> Score:
@@ -179,7 +191,7 @@ def precision(
         truth: the true ones, in the same shape.
         average: "macro", the mean over classes; "micro", the counts of all classes added first, which is the accuracy where every entry
             has one class; "binary", class `positive` alone.
-        positive: the class of interest of "binary".
+        positive: the class of interest of "binary"; None for class 1 of classes 0 and 1: of more, it must be said which.
         classes: how many there are, to refuse what is beyond; None for those that come.
         ignore: what stands in `truth` where nothing is to be judged.
 
@@ -196,7 +208,7 @@ def recall(
     truth: Classes,
     *,
     average: Average = "macro",
-    positive: int = 1,
+    positive: int | None = None,
     classes: int | None = None,
     ignore: int | None = None,
 ) -> Score:
@@ -215,7 +227,7 @@ def f1(
     truth: Classes,
     *,
     average: Average = "macro",
-    positive: int = 1,
+    positive: int | None = None,
     classes: int | None = None,
     ignore: int | None = None,
 ) -> Score:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from regard._errors import refusal
 from regard.evaluate.outer.inputs import one_of, same_count, several, texts
 from regard.evaluate.outer.phones import folded
 from regard.evaluate.outer.result import Score, signed
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+# Time grows with the length times the edits: of texts that are alike, only what lies near the diagonal is counted.
+_BAND = 32
 
 
 @dataclass(frozen=True)
@@ -46,17 +51,12 @@ class EditCounts:
         numbers: dict[Hashable, int] = {}
         right = np.array([numbers.setdefault(unit, len(numbers)) for unit in truth], dtype=np.int64)
         found = np.array([numbers.setdefault(unit, len(numbers)) for unit in predicted], dtype=np.int64)
-        # One number carries both aims: edits count `heavy` each, and of them insertions and deletions one more.
-        heavy = n + m + 1
-        gap = heavy + 1
-        steps = gap * np.arange(m + 1)
-        costs = steps
-        for unit in right:
-            best = costs + gap
-            best[1:] = np.minimum(best[1:], costs[:-1] + heavy * (found != unit))
-            # Insertions run along the row: the least of best[k] + gap * (j - k) over k <= j.
-            costs = np.minimum.accumulate(best - steps) + steps
-        edits, gaps = divmod(int(costs[-1]), heavy)
+        # No way with so few edits leaves the band; where more are needed, a wider one is tried.
+        width = _BAND + abs(n - m)
+        edits, gaps = _fewest(right, found, width)
+        while edits > width:
+            width = 2 * width + 1
+            edits, gaps = _fewest(right, found, width)
         deletions = (gaps + n - m) // 2
         substitutions = edits - gaps
         return EditCounts(substitutions, deletions, gaps - deletions, n - substitutions - deletions)
@@ -95,6 +95,27 @@ class EditCounts:
         }
         signature = signed(**choices, level="corpus", empty="insertions")
         return Score(name, self.error_rate, signature, higher=False, details=details)
+
+
+def _fewest(right: Array, found: Array, width: int) -> tuple[int, int]:
+    """Edits, and how many of them insert or delete, on the best way whose places in both never differ by more than the width."""
+    n, m = len(right), len(found)
+    # One number carries both aims: edits count `heavy` each, and of them insertions and deletions one more.
+    heavy = n + m + 1
+    gap = heavy + 1
+    steps = gap * np.arange(m + 1)
+    costs = steps.copy()
+    costs[width + 1 :] = 2 * gap * (n + m + 1)
+    for i, unit in enumerate(right, 1):
+        first, last = max(i - width, 0), min(i + width, m) + 1
+        best = costs[first:last] + gap
+        start = max(first, 1)
+        diagonal = costs[start - 1 : last - 1] + heavy * (found[start - 1 : last - 1] != unit)
+        best[start - first :] = np.minimum(best[start - first :], diagonal)
+        # Insertions run along the row: the least of best[k] + gap * (j - k) over k <= j.
+        costs[first:last] = np.minimum.accumulate(best - steps[first:last]) + steps[first:last]
+    edits, gaps = divmod(int(costs[-1]), heavy)
+    return edits, gaps
 
 
 def wer(predicted: Sequence[str], truth: Sequence[str]) -> Score:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from math import inf
 from typing import Any
 
 from jaxtyping import Num
@@ -15,6 +14,8 @@ from regard.evaluate.outer.result import Score
 
 # Wang et al. 2004: an 11 x 11 window of a Gaussian, and where it does not reach over the edge.
 SIGMA, EDGE, K1, K2 = 1.5, 5, 0.01, 0.03
+# The square of a range, and products of that, must stay numbers.
+_LEAST = 1e-60
 
 
 def psnr(predicted: Num[Tensor, "b c h w"], truth: Num[Tensor, "b c h w"], *, data_range: float) -> Score:
@@ -28,7 +29,8 @@ def psnr(predicted: Num[Tensor, "b c h w"], truth: Num[Tensor, "b c h w"], *, da
         predicted: (B, C, H, W).
         truth: the true images, in the same shape.
         data_range: $L$, what lies between the least and the largest value that an image may have: 1 or 255. The range that a batch
-            happens to have would be another number.
+            happens to have would be another number. A truth that spans more is refused, and so is a prediction that lies a whole range
+            beyond it.
 
     Example:
         >>> import torch
@@ -76,17 +78,27 @@ def ssim(predicted: Num[Tensor, "b c h w"], truth: Num[Tensor, "b c h w"], *, da
 
 
 def _images(predicted: Any, truth: Any, data_range: float) -> tuple[Tensor, Tensor]:
-    if isinstance(data_range, bool) or not isinstance(data_range, int | float) or not 0 < data_range < inf:
+    if isinstance(data_range, bool) or not isinstance(data_range, int | float) or not _LEAST < data_range < 1 / _LEAST:
         raise ValueError(refusal("data_range", data_range, "a number > 0: 1.0 for images in [0, 1], 255 for bytes"))
     # Bytes must not wrap around, nor halves be rounded, when differences are taken.
     predicted, truth = (numbers(name, x).double() for name, x in (("predicted", predicted), ("truth", truth)))
     same_shape(predicted, truth)
     if predicted.ndim != 4 or not predicted.numel():
         raise ValueError(refusal("predicted", f"shape {tuple(predicted.shape)}", "images (B, C, H, W)"))
-    spread = float(truth.max() - truth.min())
+    for name, x in (("predicted", predicted), ("truth", truth)):
+        if not bool(x.isfinite().all()):
+            raise ValueError(refusal(name, "an infinite number", "images of finite numbers"))
+    low, high = float(truth.min()), float(truth.max())
+    spread = high - low
     if spread > data_range:
         fix = "Fix: give the range that images may have, 255 for bytes."
         raise ValueError(refusal("data_range", data_range, f"at least what the truth spans, {spread:g}", fix))
+    # A prediction may leave the range, but not by as much as it is wide: the range is somewhere within high - L and low + L.
+    least, most = float(predicted.min()), float(predicted.max())
+    if least < high - 2 * data_range or most > low + 2 * data_range:
+        expected = f"images in the range of the truth, which has {low:g} to {high:g} and data_range={data_range:g}"
+        fix = "Fix: bring both into one range, both bytes or both from 0 to 1, and give its width."
+        raise ValueError(refusal("predicted", f"values from {least:g} to {most:g}", expected, fix))
     return predicted, truth
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence, Sized
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,15 +95,36 @@ def _tensor(argument: str, given: Any, kind: str) -> Tensor:
     expected = f"a tensor or list of {kind}"
     if given is None or isinstance(given, str | bytes | bytearray):
         raise TypeError(refusal(argument, _short(given), expected))
+    written = _text_in(given)
+    if written is not None:
+        fix = (
+            "Fix: number the names of classes first, each with its place in a list of them."
+            if kind == "classes"
+            else ""
+        )
+        raise TypeError(refusal(argument, f"{_short(written)} among them", expected, fix))
+    if isinstance(given, np.ndarray) and any(step < 0 for step in given.strides):
+        given = given.copy()  # read backwards, which torch cannot
     try:
         found = torch.as_tensor(given)
     # For what it cannot read torch has a kind of error for each way to fail.
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(refusal(argument, f"{_short(given)} ({str(error).splitlines()[0]})", expected)) from error
+    if found.is_quantized:
+        raise TypeError(refusal(argument, f"dtype {found.dtype}", expected, "Fix: call its dequantize() first."))
     if found.is_meta or found.layout != torch.strided:
         got = "a tensor without values" if found.is_meta else f"a tensor of layout {found.layout}"
         raise TypeError(refusal(argument, got, "a dense tensor"))
     return found
+
+
+def _text_in(given: Any) -> str | bytes | None:
+    """The first text in lists, or in an array."""
+    if isinstance(given, np.ndarray):
+        given = given.ravel().tolist() if given.dtype.kind in "OSU" else ()
+    if not isinstance(given, list | tuple):
+        return given if isinstance(given, str | bytes) else None
+    return next((found for found in map(_text_in, given) if found is not None), None)
 
 
 def whole_number(argument: str, given: Any, least: int | None = None) -> None:
@@ -110,6 +132,8 @@ def whole_number(argument: str, given: Any, least: int | None = None) -> None:
     expected = "a whole number" if least is None else f"a whole number >= {least}"
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise TypeError(refusal(argument, _short(given), expected))
+    if not -(1 << 63) <= int(given) < 1 << 63:
+        raise ValueError(refusal(argument, "a number of more than 64 bits", expected))
     if least is not None and given < least:
         raise ValueError(refusal(argument, given, expected))
 

@@ -61,12 +61,16 @@ def _answers(predicted: Any, truth: Any, groups: Any) -> list[list[int]]:
     scores, right = numbers("predicted", predicted), whole_numbers("truth", truth)
     same_shape(scores, right)
     questions = several("groups", groups.tolist() if isinstance(groups, Tensor | np.ndarray) else groups, "candidate")
+    # Each tensor is a thing of its own, whatever number it holds.
+    questions = [asked.item() if isinstance(asked, Tensor) and asked.ndim == 0 else asked for asked in questions]
     if scores.ndim != 1 or len(questions) != len(scores):
         got = f"{len(questions)} questions for scores of shape {tuple(scores.shape)}"
         raise ValueError(refusal("groups", got, "one score and one question a candidate"))
     for k, asked in enumerate(questions):
         if not isinstance(asked, Hashable):
             raise TypeError(refusal(f"groups[{k}]", f"a {type(asked).__name__}", "the number or name of a question"))
+        if asked != asked:
+            raise ValueError(refusal(f"groups[{k}]", "NaN, which equals no other", "the number or name of a question"))
     if bool(((right != 0) & (right != 1)).any()):
         raise ValueError(refusal("truth", sorted(set(right.tolist()))[:5], "1 for right, 0 for wrong"))
     listed: dict[Hashable, list[tuple[float, int]]] = {}

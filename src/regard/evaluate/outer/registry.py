@@ -59,5 +59,14 @@ def score(name: str, predicted: Any, truth: Any, **options: Any) -> Score:
     if not isinstance(name, str):
         raise TypeError(refusal("name", f"a {type(name).__name__}", "the name of a metric"))
     if name not in METRICS:
-        raise ValueError(refusal("name", repr(name), "a metric", nearest(name, METRICS)))
+        raise ValueError(refusal("name", repr(name), "a metric", _hint(name)))
     return METRICS[name](predicted, truth, **options)
+
+
+def _hint(name: str) -> str:
+    """What may be meant: the name of a function, or of what is counted from files, is close to none of the names here."""
+    folded = name.casefold()
+    if folded in ("aer", "corpus_aer", "alignment_error_rate"):
+        return "Fix: call regard.evaluate.corpus_aer, which asks from which number the words in its files are counted."
+    functions = {function.__name__: known for known, function in METRICS.items()}
+    return f"Did you mean {functions[folded]!r}?" if folded in functions else nearest(name, METRICS)

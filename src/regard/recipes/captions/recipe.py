@@ -214,7 +214,7 @@ class Captions(Writing):
         # A word may come twice.
         maps = {f"{k} {word}": weights[k - 1] for k, word in enumerate(words, 1)}
         picture = example.inputs["picture"][:3] / 4 + 0.5
-        save(picture_maps(picture, maps, title=f"{self.name}: {self.attention}"), folder / HEATMAP)
+        save(picture_maps(picture, maps, title=self.heading(examples[0])), folder / HEATMAP)
 
 
 def _placed(picture: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ class Denoise(Recipe):
         middle = weights[(rows // 2) * columns + columns // 2].reshape(rows, columns)
         image, clean = examples[0].inputs["image"].clamp(0, 1), examples[0].target
         others = {} if clean is None else {"without noise": clean}
-        title = f"{self.name}: {self.attention}"
+        title = self.heading(examples[0])
         save(picture_maps(image, {"of the middle": middle}, pictures=others, title=title), folder / HEATMAP)
 
 

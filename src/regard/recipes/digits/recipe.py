@@ -121,7 +121,7 @@ class Digits(Classification):
             weights = weights[digit]
         seen = weights if weights.dim() == 1 else weights.mean(0)
         shown = {self.attention: seen.reshape(places, places)}
-        save(picture_maps(image, shown, title=f"{self.name}: {self.attention}"), folder / HEATMAP)
+        save(picture_maps(image, shown, title=self.heading(examples[0])), folder / HEATMAP)
 
 
 RECIPE = Digits

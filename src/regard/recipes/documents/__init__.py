@@ -193,7 +193,7 @@ class Documents(TextRecipe, Classification):
                 strips[f"sentence {k + 1}, weight {share:.2f}"] = (sentence, share * of_words[k, :count])
         from regard.report.figures import save, token_strips
 
-        save(token_strips(strips, title=f"{self.name}: {self.attention}"), folder / HEATMAP)
+        save(token_strips(strips, title=self.heading(examples[0])), folder / HEATMAP)
 
 
 def one_weight(told: Recorded) -> Tensor:

@@ -259,7 +259,7 @@ class Facts(Classification):
         needed = [False] * len(example.words["key"]) if example.gold is None else (example.gold[0] == SURE).tolist()
         facts = [f"{fact} *" if mark else fact for fact, mark in zip(example.words["key"], needed, strict=True)]
         strips = {f"hop {k}": (facts, each[0, : len(facts)]) for k, each in enumerate(hops, 1)}
-        title = " ".join(example.words["question"]) + "?  (* needed)"
+        title = f"{' '.join(example.words['question'])}?  (* needed)\n{self.outcome(example)}".rstrip()
         save(token_strips(strips, title=title), folder / HEATMAP)
 
 

@@ -139,7 +139,7 @@ class Questions(Classification):
 
         read = _on_scene(trace)
         if read is not None:
-            title = " ".join(examples[0].words["question"]) + "?"
+            title = " ".join(examples[0].words["question"]) + f"?\n{self.outcome(examples[0])}".rstrip()
             shown = {self.attention: read[0].reshape(GRID, GRID)}
             save(picture_maps(examples[0].inputs["scene"], shown, title=title), folder / HEATMAP)
 

@@ -191,7 +191,7 @@ class Recommend(Recipe):
             if len(words) <= len(row):
                 strips[path] = words, row[: len(words)]
         if strips:
-            save(token_strips(strips, title=f"{self.name}: {self.attention}"), folder / HEATMAP)
+            save(token_strips(strips, title=self.heading(examples[0])), folder / HEATMAP)
 
 
 def unseen(scores: Tensor, items: Tensor, mask: Tensor, target: Tensor | None) -> Tensor:

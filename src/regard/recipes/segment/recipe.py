@@ -153,7 +153,7 @@ class Segment(Recipe):
                 seen = weights.reshape(-1, *weights.shape[-2:]).mean(0)
                 coarse = (rows >> (self.levels - 1), columns >> (self.levels - 1))
                 maps[f"{path}, of the middle"] = seen[len(seen) // 2 + coarse[1] // 2].reshape(coarse)
-        title = f"{self.name}: {self.attention}"
+        title = self.heading(examples[0])
         save(picture_maps((image * spread + mean).clamp(0, 1), maps, title=title), folder / HEATMAP)
 
 

@@ -42,18 +42,20 @@ def heatmap(
     keys: Sequence[str] | None = None,
     title: str | None = None,
     gold: torch.Tensor | npt.ArrayLike | Iterable[tuple[int, int]] | None = None,
+    names: tuple[str, str] = ("queries", "keys"),
     ax: matplotlib.axes.Axes | None = None,
 ) -> matplotlib.figure.Figure:
     """Draw attention weights: a row a query, a column a key, the darker the heavier.
 
     Args:
-        weights: (Nq, N), or (H, Nq, N) for a grid of H panels on one colour scale; a tensor or an array of
-            any device and dtype; finite and non-negative.
-        queries: one label a row; row numbers when left out.
+        weights: (Nq, N), or (H, Nq, N) for a grid of H panels on one colour scale; (N,) for the one row of a single query, whose
+            words are easier to read in a `token_strip`. A tensor or an array of any device and dtype; finite and non-negative.
+        queries: one label a row; row numbers when left out, and nothing beside a single query.
         keys: one label a column; column numbers when left out.
         title: a line above the figure.
-        gold: cells to outline, as a boolean (Nq, N) or (H, Nq, N), or as pairs (query, key).
-        ax: axes to draw into, for (Nq, N) only; a figure of its own when left out.
+        gold: cells to outline, as a boolean of the shape of the weights, one for all heads or one a head, or as pairs (query, key).
+        names: what rows and columns are, written beside them: ("answer", "input"), say.
+        ax: axes to draw into, not for heads; a figure of its own when left out.
 
     Returns:
         The figure; that of `ax` where one is given.
@@ -63,13 +65,17 @@ def heatmap(
         >>> len(figure.axes)  # the map and its colour bar
         2
     """
-    panels, heads = _panels(weights)
-    marked = _marked(gold, panels.shape, heads)
+    panels, shape = _panels(weights)
+    heads, nameless = len(shape) == 3, len(shape) == 1 and queries is None
+    marked = _marked(gold, panels.shape, shape)
     n_queries, n_keys = panels.shape[1:]
-    rows = labelled(queries, "queries", n_queries, panels.shape if heads else panels.shape[1:])
-    columns = labelled(keys, "keys", n_keys, panels.shape if heads else panels.shape[1:])
+    rows = labelled(queries, "queries", n_queries, shape)
+    columns = labelled(keys, "keys", n_keys, shape)
+    if isinstance(names, str) or len(names) != 2:
+        raise ValueError(refusal("names", repr(names), "two, of the rows and of the columns"))
+    beside, below = (visible(name, edges=False) for name in names)
     heading = visible(title or "", edges=False)
-    family = font_family([*rows, *columns, heading])
+    family = font_family([*rows, *columns, heading, beside, below])
     if ax is not None:
         if heads:
             fix = "Leave ax out for a grid of panels, or pass one head."
@@ -90,37 +96,38 @@ def heatmap(
     for index, axes in enumerate(grid):
         _outline(axes, marked[index])
         left, last = index % across == 0, index + across >= len(panels)
-        _ticks(axes, "y", rows if left else None, n_queries, family)
+        _ticks(axes, "y", rows if left and not nameless else None, n_queries, family)
         _ticks(axes, "x", columns if last else None, n_keys, family)
         if heads:
             axes.set_title(f"head {index}", **plain(family, size=8.5, color=INK), pad=3)
-        if left:
-            axes.set_ylabel("queries", **plain(family, size=LABEL_POINTS, color=FAINT))
+        if left and not nameless:
+            axes.set_ylabel(beside, **plain(family, size=LABEL_POINTS, color=FAINT))
         if last:
-            axes.set_xlabel("keys", **plain(family, size=LABEL_POINTS, color=FAINT))
+            axes.set_xlabel(below, **plain(family, size=LABEL_POINTS, color=FAINT))
     if ax is None:
         settle(figure)
     return figure
 
 
-def _panels(weights: Any) -> tuple[Array, bool]:
-    """Weights as (H, Nq, N), and whether they came with heads."""
+def _panels(weights: Any) -> tuple[Array, tuple[int, ...]]:
+    """Weights as (H, Nq, N), and the shape in which they came."""
     array = numbers(weights, "weights")
-    if array.ndim not in (2, 3):
-        raise ValueError(refusal("weights", array.shape, "shape (Nq, N) or (H, Nq, N)"))
+    if array.ndim not in (1, 2, 3):
+        raise ValueError(refusal("weights", array.shape, "shape (N,), (Nq, N) or (H, Nq, N)"))
     if array.ndim == 3 and not len(array):
         raise ValueError(refusal("weights", array.shape, "at least one head in (H, Nq, N)"))
-    return (array, True) if array.ndim == 3 else (array[None], False)
+    return array.reshape((1,) * (3 - array.ndim) + array.shape), array.shape
 
 
-def _marked(gold: Any, shape: tuple[int, ...], heads: bool) -> Marks:
-    """Gold cells as booleans of the panels' shape."""
+def _marked(gold: Any, shape: tuple[int, ...], given: tuple[int, ...]) -> Marks:
+    """Gold cells as booleans of the panels' shape, for weights that came in another one."""
     n_queries, n_keys = shape[1:]
     if gold is None:
         return np.zeros(shape, dtype=bool)
     if isinstance(gold, torch.Tensor):
         gold = gold.detach().cpu().numpy()
-    size = f"{shape[1:]} or {shape}" if heads else f"{shape[1:]}"
+    fitting = {shape[1:], given}
+    size = " or ".join(map(str, sorted(fitting, key=len)))
     expected = f"booleans of shape {size}, or pairs (query, key)"
     try:
         cells = np.asarray(gold if isinstance(gold, np.ndarray) else list(gold))
@@ -128,7 +135,7 @@ def _marked(gold: Any, shape: tuple[int, ...], heads: bool) -> Marks:
         raise ValueError(refusal("gold", repr(gold), expected)) from error
     except ValueError as error:
         raise ValueError(refusal("gold", "rows of different lengths", expected)) from error
-    if cells.dtype == bool and (cells.shape == shape[1:] or (heads and cells.shape == shape)):
+    if cells.dtype == bool and cells.shape in fitting:
         return np.broadcast_to(cells, shape)
     marked = np.zeros(shape, dtype=bool)
     if cells.size == 0 and cells.dtype != bool:
