@@ -88,6 +88,18 @@ def test_two_processes_that_share_the_parameters_resume_as_two_or_as_one(tmp_pat
     assert_alike(alone, killed)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_parameters_are_shared_on_one_gpu(tmp_path: Path, precision: str) -> None:
+    settings = ["--attention", "transformer", "--set=embedding_dim=16", "--set=beam=1", "--precision", precision]
+    spread, _ = ran(begun(tmp_path / "spread", *settings, "--devices", "1", "--strategy", "fsdp"))
+    plain, _ = ran(begun(tmp_path / "plain", *settings))
+    if precision == "32-true":
+        assert_alike(plain, spread)
+    ran(command("--resume", spread))
+
+
 def test_a_precision_that_spread_parameters_cannot_have_is_refused() -> None:
     recipe = configured("dates", {"precision": "16-mixed"})
     with pytest.raises(ValueError, match="precision: got '16-mixed', expected one of 32-true, .*strategy='fsdp'"):
