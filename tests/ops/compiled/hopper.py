@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from regard.ops import tiles
+from regard.ops.triton import launching
 
 WARP = 32
 # What one block may have on a processor of compute capability 9.0: 227 KiB of shared memory, 64 Ki registers.
@@ -89,6 +90,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return compiled
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
+    # Every launch is compiled, none is remembered.
+    monkeypatch.setattr(launching, "_KNOWN_RELEASE", False)
     monkeypatch.setattr(triton.runtime.driver, "_active", _Driver())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
     # Tiles that somebody measured here are not those of others.
@@ -130,8 +133,10 @@ def _registers_and_stack(compiled: Any) -> tuple[int, int]:
 
 
 def kernels_of(*modules: Any) -> set[str]:
-    """The kernels of some modules: functions for a device that no other of them calls."""
-    functions = {f for module in modules for f in vars(module).values() if isinstance(f, JITFunction)}
+    """The kernels of some modules: what is launched quickly, and functions for a device that no other of them calls."""
+    things = [x for module in modules for x in vars(module).values()]
+    kernels = {x.kernel for x in things if isinstance(x, launching.quick)}
+    functions = kernels | {x for x in things if isinstance(x, JITFunction)}
     called = set()
     for f in functions:
         names = set(re.findall(r"\w+", f.src)) - {f.__name__}

@@ -38,6 +38,7 @@ from regard.ops.triton.align import (
     span,
     uniform,
 )
+from regard.ops.triton.launching import cdiv, quick
 
 
 @triton.jit
@@ -63,6 +64,7 @@ def _nearest(MASK, BIAS, m, m_in, position, empty, N, smm, smn, sbm, sbn, offset
     return tl.where(empty, pick, -1)
 
 
+@quick
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
     A, U, EA, EU, AMAX, UMAX, W, V, MASK, BIAS, O, SOFT, LSE, PICK, ORDER, SKIP,
@@ -188,7 +190,7 @@ def forward(
     mask, sml, smm, smn = mask_arguments(given.mask, x.w)
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
     tile, order = blocks(dv, False), given.align.order(x.n)
-    forward_kernel[(triton.cdiv(x.nq, tile["BM"]), length)](
+    forward_kernel[(cdiv(x.nq, tile["BM"]), length)](
         *x.operands(), v, mask, bias, out, soft, lse, pick, x.w if order is None else order, x.w if skip is None else skip,
         *x.strides(), *v.stride(), sml, smm, smn, sbl, sbm, sbn, *out.stride(),
         x.slope, x.nq, x.n, x.w.shape[-1], dv, *given.align.arguments(x.w),

@@ -37,6 +37,7 @@ from regard.ops.triton.additive_tile import (
     scores,
 )
 from regard.ops.triton.align import ALL, FLAT, gains, inside, log_gaussian, log_gaussian_slope, noise_of, span
+from regard.ops.triton.launching import cdiv, quick
 
 
 @triton.jit
@@ -49,6 +50,7 @@ def _gradient_of_scores(s, x, gain, ok, lse, delta):
     return p * gain, p * x, tl.where(ok, p * (x - delta), 0.0)
 
 
+@quick
 @triton.jit(do_not_specialize=SIZES)
 def query_grad_kernel(
     A, U, EA, EU, AMAX, UMAX, W, V, DO, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DA, DW, DBIAS, DPOSITION, SKIP,
@@ -143,6 +145,7 @@ def query_grad_kernel(
         tl.store(DPOSITION + lead * NQ + m, moved, mask=m_in)
 
 
+@quick
 @triton.jit(do_not_specialize=SIZES)
 def key_grad_kernel(
     A, U, EA, EU, AMAX, UMAX, W, V, DO, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DU, DV_OUT, SKIP,
@@ -262,7 +265,7 @@ def backward(
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
     tile = blocks(dv, True)
     da, du, dvalue = into
-    grid_q, grid_k = triton.cdiv(x.nq, tile["BM"]), triton.cdiv(x.n, tile["BN"])
+    grid_q, grid_k = cdiv(x.nq, tile["BM"]), cdiv(x.n, tile["BN"])
     width = x.w.shape[-1]
     dw = torch.zeros_like(da)
     dbias = torch.zeros(length, x.nq, x.n, device=v.device) if wants_bias else None

@@ -28,6 +28,7 @@ from regard.ops.triton.additive_tile import (
     scores,
     supports,
 )
+from regard.ops.triton.launching import cdiv, quick
 
 __all__ = ["gradients", "panel", "supports"]
 
@@ -39,6 +40,7 @@ BLOCK = 64
 GROUP = tl.constexpr(64)
 
 
+@quick
 @triton.jit(do_not_specialize=("NQ", "N", "D"))
 def panel_kernel(
     A, U, EA, EU, AMAX, UMAX, W, E, sal, sad, sam, sul, sud, sun, swl, slope, NQ, N, D,
@@ -61,6 +63,7 @@ def panel_kernel(
     tl.store(E + (lead * NQ + m[:, None]) * N + n[None, :], s, mask=m_in[:, None] & n_in[None, :])
 
 
+@quick
 @triton.jit(do_not_specialize=("NQ", "N", "D", "PARTS"))
 def side_kernel(
     A, U, EA, EU, AMAX, UMAX, W, G, DX, DW, sal, sad, sam, sul, sud, sun, swl, sgl, sgm, sgn, slope, NQ, N, D, PARTS,
@@ -103,7 +106,7 @@ def panel(a: Tensor, u: Tensor, w: Tensor, act: str) -> Tensor:
     """Scores (L, Nq, N) in float32 of a (L, Nq, D), u (L, N, D) and w (L or 1, D)."""
     x = Exact(a, u, w, act, prepare=True)
     e = torch.empty(len(a), x.nq, x.n, dtype=torch.float32, device=a.device)
-    panel_kernel[(triton.cdiv(x.nq, BLOCK) * triton.cdiv(x.n, BLOCK), len(a))](
+    panel_kernel[(cdiv(x.nq, BLOCK) * cdiv(x.n, BLOCK), len(a))](
         *x.operands(), e, *x.strides(), x.slope, x.nq, x.n, x.w.shape[-1],
         **x.flags(), FAST=arithmetic(e)["FAST"], BM=BLOCK, BN=BLOCK, num_warps=4,
     )  # fmt: skip
@@ -122,8 +125,8 @@ def _side(x: Exact, g: Tensor, keys: bool) -> tuple[Tensor, Tensor]:
     """Gradients of the tokens of one side, and, beside those of the queries, of w."""
     length = len(x.a)
     own, other, like = (x.n, x.nq, x.u) if keys else (x.nq, x.n, x.a)
-    blocks = triton.cdiv(own, BLOCK)
-    parts = max(1, min(triton.cdiv(other, BLOCK), PROGRAMS // (blocks * length)))
+    blocks = cdiv(own, BLOCK)
+    parts = max(1, min(cdiv(other, BLOCK), PROGRAMS // (blocks * length)))
     dx = torch.zeros(length, parts, *like.mT.shape[1:], device=g.device)
     dw = dx if keys else torch.zeros_like(dx)
     side_kernel[(blocks, parts, length)](

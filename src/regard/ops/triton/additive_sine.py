@@ -31,6 +31,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from regard.ops.triton.additive_tile import Conditions, allowed, mask_arguments
 from regard.ops.triton.align import FOR_DROPOUT, keep, uniform_tile
+from regard.ops.triton.launching import cdiv, power_of_2, quick
 from regard.ops.triton.sine_fits import BFLOAT16, FLOAT16, Fit
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -61,6 +62,7 @@ def _sincos(x, FAST: tl.constexpr):
     return s, c
 
 
+@quick
 @triton.jit
 def range_kernel(A, U, TOPS, A_ROWS, U_ROWS, D, BR: tl.constexpr, BD: tl.constexpr):
     """Largest magnitude of each hidden unit on either side, as the bits of a float, so that NaN counts as largest."""
@@ -76,6 +78,7 @@ def range_kernel(A, U, TOPS, A_ROWS, U_ROWS, D, BR: tl.constexpr, BD: tl.constex
     tl.atomic_max(TOPS + d, tl.max(bits, 0), mask=d < D)
 
 
+@quick
 @triton.jit
 def plan_kernel(
     ATOP,
@@ -119,6 +122,7 @@ def plan_kernel(
     tl.store(SCALES + 1, largest)
 
 
+@quick
 @triton.jit
 def features_kernel(
     A, U, W, PHI, PSI, BIAS, TERMS, SERIES, SCALES, sw, A_ROWS, U_ROWS, NQ, N, D,
@@ -164,6 +168,7 @@ def product(PHI, PSI, row, column, inner, BM: tl.constexpr, BN: tl.constexpr, BK
     return s
 
 
+@quick
 @triton.jit
 def forward_kernel(
     PHI, PSI, BIAS, V, MASK, O, LSE, TERMS, SCALES,
@@ -223,6 +228,7 @@ def forward_kernel(
     )
 
 
+@quick
 @triton.jit
 def panel_kernel(
     PHI, PSI, BIAS, V, DO, MASK, LSE, DELTA, P, G, TERMS, SCALES, TOPS, first,
@@ -265,6 +271,7 @@ def panel_kernel(
     tl.store(G + where, g.to(G.dtype.element_ty), mask=inside)
 
 
+@quick
 @triton.jit
 def prologue_kernel(
     DO, O, V, DELTA, TOPS, sgl, sgm, sgd, sol, som, sod, svl, svn, svd, NQ, N, DV, Q_BLOCKS,
@@ -338,6 +345,7 @@ def _features_grad(
     tl.store(DW + tl.program_id(0) * D + d, tl.sum(tl.where(inside, dw, 0.0), 0), mask=d < D)
 
 
+@quick
 @triton.jit
 def features_grad_kernel(
     A, U, W, DPHI, DPSI, DBIAS, DA, DU, DW, TERMS, SERIES, SCALES, TOPS, sw, A_ROWS, U_ROWS, NQ, N, D,
@@ -405,8 +413,8 @@ class Sine:
         device = a.device
         tables = _tables(a.dtype, device)
         self.kmax = tables[0].shape[1]
-        self.dp = max(32, triton.cdiv(self.width, 32) * 32)
-        self.block = triton.next_power_of_2(self.dp)
+        self.dp = max(32, cdiv(self.width, 32) * 32)
+        self.block = power_of_2(self.dp)
         # A tile of hidden units is a power of two wide; features are laid out without the excess.
         self.dp = self.block
         self.inner = self.kmax * 2 * self.dp
@@ -415,16 +423,16 @@ class Sine:
         self.terms, self.scales, self.series = plan[:1].view(torch.int32), plan[4:6], plan[8:]
         if fresh:
             tops = torch.zeros(2, self.width, dtype=torch.int32, device=device)
-            grid = (triton.cdiv(a_rows, 128) + triton.cdiv(u_rows, 128),)
+            grid = (cdiv(a_rows, 128) + cdiv(u_rows, 128),)
             range_kernel[grid](self.a, self.u, tops, a_rows, u_rows, self.width, BR=128, BD=self.block)
             plan_kernel[(1,)](
                 tops, tops[1], self.w, *tables, self.terms, self.series, self.scales, self.width, self.w.shape[0],
-                F=tables[0].shape[0], K2=2 * self.kmax, BD=self.block, BK=triton.next_power_of_2(2 * self.kmax),
+                F=tables[0].shape[0], K2=2 * self.kmax, BD=self.block, BK=power_of_2(2 * self.kmax),
             )  # fmt: skip
         self.phi = torch.empty(self.length, self.nq, self.inner, dtype=torch.float16, device=device)
         self.psi = torch.empty(self.length, self.n, self.inner, dtype=torch.float16, device=device)
         self.bias = torch.empty(self.length, self.n, device=device)
-        grid = (triton.cdiv(a_rows, 16) + triton.cdiv(u_rows, 16),)
+        grid = (cdiv(a_rows, 16) + cdiv(u_rows, 16),)
         features_kernel[grid](
             self.a, self.u, self.w, self.phi, self.psi, self.bias, self.terms, self.series, self.scales,
             self.w_stride(), a_rows, u_rows, self.nq, self.n, self.width,
@@ -447,10 +455,10 @@ class Sine:
         mask, sml, smm, smn = mask_arguments(given.mask, self.bias)
         dv = v.shape[-1]
         tile = tile_of(v, FORWARD_TILE, given)
-        forward_kernel[(triton.cdiv(self.nq, tile["BM"]), self.length)](
+        forward_kernel[(cdiv(self.nq, tile["BM"]), self.length)](
             *self.descriptors(tile), self.bias, v, mask, out, lse, self.terms, self.scales,
             *v.stride(), sml, smm, smn, *out.stride(), self.nq, self.n, dv, *self._drops(given),
-            **_flags(given), DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
+            **_flags(given), DP=self.dp, BV=max(16, power_of_2(dv)), **tile,
         )  # fmt: skip
 
     def _drops(self, given: Conditions) -> tuple[Tensor, float, int]:
@@ -477,11 +485,11 @@ class Sine:
         dbias: Tensor | None = None
         for first in range(0, nq, rows):
             count = min(rows, nq - first)
-            grid = (triton.cdiv(count, tile["BM"]), triton.cdiv(n, tile["BN"]), length)
+            grid = (cdiv(count, tile["BM"]), cdiv(n, tile["BN"]), length)
             panel_kernel[grid](
                 *self.descriptors(tile), self.bias, v, do, mask, lse, delta, p, g, self.terms, self.scales, tops, first,
                 *v.stride(), *do.stride(), sml, smm, smn, nq, n, dv, rows, *self._drops(given),
-                **_flags(given), DP=self.dp, BV=max(16, triton.next_power_of_2(dv)), **tile,
+                **_flags(given), DP=self.dp, BV=max(16, power_of_2(dv)), **tile,
             )  # fmt: skip
             part_p, part_g = p[:, :count], g[:, :count]
             torch.bmm(part_g, self.psi, out=dphi) if single else dphi[:, first : first + count].copy_(
@@ -507,7 +515,7 @@ class Sine:
         # A partial sum of w must not span two leading indices when w differs between them.
         block = 1 if own and (self.nq % 16 or self.n % 16) else 16
         a_rows, u_rows = self.length * self.nq, self.length * self.n
-        split, programs = triton.cdiv(a_rows, block), triton.cdiv(a_rows, block) + triton.cdiv(u_rows, block)
+        split, programs = cdiv(a_rows, block), cdiv(a_rows, block) + cdiv(u_rows, block)
         da, du = (torch.empty(x.shape, device=x.device) for x in (self.a, self.u))
         dw = torch.empty(programs, self.width, device=self.a.device)
         features_grad_kernel[(programs,)](
@@ -526,10 +534,10 @@ def prologue(do: Tensor, out: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     (length, nq, dv), n = out.shape, v.shape[1]
     delta = torch.empty(length, nq, device=v.device)
     tops = torch.zeros(2, dtype=torch.int32, device=v.device)
-    q_blocks = triton.cdiv(nq, 64)
-    prologue_kernel[(q_blocks + triton.cdiv(n, 64), length)](
+    q_blocks = cdiv(nq, 64)
+    prologue_kernel[(q_blocks + cdiv(n, 64), length)](
         do, out, v, delta, tops, *do.stride(), *out.stride(), *v.stride(), nq, n, dv, q_blocks,
-        BR=64, BV=max(16, triton.next_power_of_2(dv)), num_warps=4,
+        BR=64, BV=max(16, power_of_2(dv)), num_warps=4,
     )  # fmt: skip
     return delta, tops
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from regard.ops.triton import activate as activations
 from regard.ops.triton.activate import SIGMOID, TANH, code_of
 from regard.ops.triton.align import Align
+from regard.ops.triton.launching import cdiv, power_of_2, quick
 
 # Arguments whose values make no quicker code: a sequence of another length is not worth another compilation.
 SIZES = ("NQ", "N", "D", "DV", "sml", "smm", "sbl", "sbm", "spl", "first_query")
@@ -254,6 +255,7 @@ def add_gradients(
                 tl.store(to, tl.load(to, mask=r_in) + tl.sum(g * h, 1), mask=r_in)
 
 
+@quick
 @triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "ROOM_Q", "ROOM", "rate"))
 def layout_kernel(
     A, U, TA, TU, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, ROOM_Q, ROOM, rate,
@@ -301,14 +303,14 @@ class Exact:
 
     def _lay_out(self, a: Tensor, u: Tensor, wide: int) -> None:
         # Some tokens of all hidden units at once, as many as fit into registers.
-        length, padded = a.shape[0], triton.next_power_of_2(wide)
+        length, padded = a.shape[0], power_of_2(wide)
         block = max(1, min(32, 8192 // padded))
         rooms = [-(-x.shape[1] // WIDEST_TILE) * WIDEST_TILE for x in (a, u)]
         self.a, self.u = (torch.empty(length, wide, room, device=a.device).mT for room in rooms)
         self.ea, self.eu = (torch.empty_like(x) if self.share else x for x in (self.a, self.u))
         if self.share:
             self.a_top, self.u_top = (torch.empty(length, x.shape[1], device=a.device) for x in (a, u))
-        layout_kernel[(sum(triton.cdiv(room, block) for room in rooms), length)](
+        layout_kernel[(sum(cdiv(room, block) for room in rooms), length)](
             a.contiguous(), u.contiguous(), self.a, self.u, self.ea, self.eu, self.a_top, self.u_top,
             self.nq, self.n, self.width, wide, *rooms, 2.0 if self.code == TANH else 1.0,
             SHARE=self.share, BR=block, BD=padded, num_warps=8 if padded > 64 else 4,
@@ -344,7 +346,7 @@ def blocks(dv: int, backward: bool) -> dict[str, int]:
     Three tf32 passes hold every operand of a product twice, as what a tf32 can hold and as the rest. With values of 128 columns a second
     stage of them no longer fits into the shared memory of a processor (227 KiB on Hopper), with 256 not even half as many keys.
     """
-    wide = max(16, triton.next_power_of_2(dv))
+    wide = max(16, power_of_2(dv))
     m, n, warps = 64, 64, 4
     if wide > 128:
         n, warps = 32 if backward else 64, 8

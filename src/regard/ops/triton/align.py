@@ -22,6 +22,7 @@ from torch import Tensor
 
 from regard.ops.call import Call
 from regard.ops.random import DROPOUT, SAMPLE
+from regard.ops.triton.launching import cdiv, quick
 
 # Choices: all keys, the one with the largest score, the one with the largest score and noise.
 ALL, LARGEST, SAMPLED = range(3)
@@ -126,6 +127,7 @@ def span(position, m_in, window, end, BN: tl.constexpr):
     return first // BN * BN, tl.minimum(tl.maximum(high + 1.0, 0.0), last).to(tl.int32)
 
 
+@quick
 @triton.jit
 def rank_kernel(POSITION, RANK, spl, NQ, places, STEP: tl.constexpr, BM: tl.constexpr):
     """In which few keys each position lies, counted on from row to row; what is no number is in the first."""
@@ -208,7 +210,7 @@ class Align:
         lead, nq = self.position.shape
         rank = torch.empty(lead * nq, dtype=torch.int32, device=self.position.device)
         block = 1024
-        rank_kernel[(triton.cdiv(nq, block), lead)](
+        rank_kernel[(cdiv(nq, block), lead)](
             self.position, rank, self.position.stride(0), nq, n // TOGETHER + 1, STEP=TOGETHER, BM=block
         )
         order = torch.empty(lead, nq, dtype=torch.int32, device=rank.device)

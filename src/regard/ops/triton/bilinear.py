@@ -26,6 +26,7 @@ from torch import Tensor
 
 from regard.ops.tiles import Tile, name_of, tile
 from regard.ops.triton.activate import SIGMOID, TANH, code_of, exp2, value, value_and_slope
+from regard.ops.triton.launching import cdiv, power_of_2, quick
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -109,6 +110,7 @@ def _forward_span(
     return top, mass, acc
 
 
+@quick
 @triton.jit
 def forward_kernel(
     Q, K, V, OFFSET, GAMMA, RATE, MASK, O, LSE,
@@ -223,6 +225,7 @@ def _query_span(
     return dq, doff, drate
 
 
+@quick
 @triton.jit
 def query_grad_kernel(
     Q, K, V, OFFSET, GAMMA, RATE, MASK, O, LSE, DO, DLSE, TOPS, LOG_MASS, DELTA, DQ, DOFF, DRATE,
@@ -326,6 +329,7 @@ def _key_span(
     return dk, dv, dgamma
 
 
+@quick
 @triton.jit
 def key_grad_kernel(
     Q, K, V, OFFSET, GAMMA, RATE, MASK, LOG_MASS, DO, TOPS, DELTA, DK, DV_OUT, DGAMMA,
@@ -470,7 +474,7 @@ def _device_name(index: int) -> str:
 def default_tile(x: Operands, backward: bool) -> Tile:
     """Tile sizes, warps and stages that suit the width; a small tile under the interpreter."""
     *_, d, dv = x.sizes
-    widths = {"BD": max(16, triton.next_power_of_2(d)), "BV": max(16, triton.next_power_of_2(dv))}
+    widths = {"BD": max(16, power_of_2(d)), "BV": max(16, power_of_2(dv))}
     wide = max(widths.values())
     if x.q.device.type != "cuda":
         return {"BM": 16, "BN": 32, **widths, "num_warps": 4, "num_stages": 1}
@@ -492,7 +496,7 @@ def forward(x: Operands) -> tuple[Tensor, Tensor]:
     out = x.v.new_empty(b, h, nq, dv)
     lse = torch.empty(b, h, nq, device=x.v.device)
     shape = tile_of(x, False)
-    forward_kernel[(triton.cdiv(nq, shape["BM"]), b * h)](
+    forward_kernel[(cdiv(nq, shape["BM"]), b * h)](
         *x.tensors(), out, lse, *x.strides(), *out.stride(), *x.numbers(),
         **x.flags(), BOUNDED=x.is_bounded(), APPROXIMATE=x.may_approximate(), **shape,
     )  # fmt: skip
@@ -521,7 +525,7 @@ def backward(x: Operands, out: Tensor, lse: Tensor, do: Tensor, dlse: Tensor | N
     if half:
         tops = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32) for t in (do, x.v)])
     shape = tile_of(x, True)
-    blocks = triton.cdiv(nq, shape["BM"])
+    blocks = cdiv(nq, shape["BM"])
     log_mass, delta = (torch.empty(b, h, nq, device=device) for _ in range(2))
     dq, dk, dvalue = (t.new_empty(b, h, *size) for t, size in ((x.q, (nq, d)), (x.k, (n, d)), (x.v, (n, dv))))
     doff, drate = (torch.empty((b, h, blocks) if t is not None else 0, device=device) for t in (x.offset, x.rate))
@@ -530,7 +534,7 @@ def backward(x: Operands, out: Tensor, lse: Tensor, do: Tensor, dlse: Tensor | N
         *x.tensors(), out, lse, do, do if dlse is None else dlse, tops, log_mass, delta, dq, doff, drate,
         *x.strides(), *out.stride(), *do.stride(), *x.numbers(), **x.flags(), HAS_DLSE=dlse is not None, HALF=half, APPROXIMATE=quick, **shape,
     )  # fmt: skip
-    key_grad_kernel[(triton.cdiv(n, shape["BN"]), b * h)](
+    key_grad_kernel[(cdiv(n, shape["BN"]), b * h)](
         *x.tensors(), log_mass, do, tops, delta, dk, dvalue, dbias,
         *x.strides(), *do.stride(), *x.numbers(), **x.flags(), HALF=half, APPROXIMATE=quick, **shape,
     )  # fmt: skip

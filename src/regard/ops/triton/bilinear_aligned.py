@@ -48,6 +48,7 @@ from regard.ops.triton.bilinear import (
     _scalar,
     default_tile,
 )
+from regard.ops.triton.launching import cdiv, quick
 
 # How many queries share a note of the keys that they reach, and a number past all keys.
 GRAIN = tl.constexpr(16)
@@ -108,6 +109,7 @@ def _nearest(
     return tl.where(empty, pick, -1)
 
 
+@quick
 @triton.jit
 def forward_kernel(
     Q, K, V, OFFSET, GAMMA, RATE, MASK, ORDER, O, LSE, SOFT, PICK,
@@ -257,6 +259,7 @@ def _note(NOTES, position, pick, m_in, window, BM: tl.constexpr):
     tl.store(at + 3 * total, tl.max(tl.reshape(pick, (few, GRAIN)), 1))
 
 
+@quick
 @triton.jit
 def reach_kernel(NOTES, REACH, TOTAL, BLOCKS, NQ, BN: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr):
     """From the notes: between which places of the order the windows that meet a block of keys are, and the single keys, (L, blocks, 4)."""
@@ -279,6 +282,7 @@ def reach_kernel(NOTES, REACH, TOTAL, BLOCKS, NQ, BN: tl.constexpr, BK: tl.const
         tl.store(at + 1, tl.minimum(end * GRAIN, NQ), mask=block < BLOCKS)
 
 
+@quick
 @triton.jit
 def query_grad_kernel(
     Q, K, V, OFFSET, GAMMA, RATE, MASK, ORDER, READ, LSE, PICK, DO, DLSE, TOPS, DELTA, DQ, DOFF, DRATE, DPOSITION, NOTES,
@@ -380,6 +384,7 @@ def query_grad_kernel(
         tl.store(DPOSITION + lead * NQ + m, moved, mask=m_in)
 
 
+@quick
 @triton.jit
 def key_grad_kernel(
     Q, K, V, OFFSET, GAMMA, RATE, MASK, ORDER, LSE, PICK, DO, TOPS, DELTA, REACH, DK, DV_OUT, DGAMMA,
@@ -504,7 +509,7 @@ def forward(x: Operands, align: Align) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     single = align.choice != ALL or align.position is not None
     pick = torch.empty((b, h, nq) if single else 0, dtype=torch.int32, device=device)
     tile, order = _tile(x, align, "forward"), align.order(x.k.shape[2])
-    forward_kernel[(triton.cdiv(nq, tile["BM"]), b * h)](
+    forward_kernel[(cdiv(nq, tile["BM"]), b * h)](
         *x.tensors(), x.q if order is None else order, out, lse, soft, pick,
         *x.strides(), *out.stride(), *x.numbers(), *align.arguments(x.q),
         **x.flags(), **align.flags(), HIDES=align.hides, ORDERED=order is not None, **tile,
@@ -525,7 +530,7 @@ def backward(
         tops = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32) for t in (do, x.v)])
     of_queries, of_keys = (_tile(x, align, kernel) for kernel in ("queries", "keys"))
     order, local = align.order(n), align.position is not None
-    blocks, key_blocks = triton.cdiv(nq, of_queries["BM"]), triton.cdiv(n, of_keys["BN"])
+    blocks, key_blocks = cdiv(nq, of_queries["BM"]), cdiv(n, of_keys["BN"])
     delta = torch.empty(b, h, nq, device=device)
     dq, dk, dvalue = (t.new_empty(b, h, *size) for t, size in ((x.q, (nq, d)), (x.k, (n, d)), (x.v, (n, dv))))
     doff, drate = (torch.empty((b, h, blocks) if t is not None else 0, device=device) for t in (x.offset, x.rate))
@@ -545,7 +550,7 @@ def backward(
         *x.strides(), *do.stride(), *x.numbers(), *align.arguments(x.q), **flags, HAS_DLSE=dlse is not None, **of_queries,
     )  # fmt: skip
     if local:
-        reach_kernel[(triton.cdiv(key_blocks, 16), b * h)](
+        reach_kernel[(cdiv(key_blocks, 16), b * h)](
             notes, reach, total, key_blocks, nq, BN=of_keys["BN"], BK=16, BT=256
         )
     key_grad_kernel[(key_blocks, b * h)](

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from regard.ops.triton.activate import code_of, exp2, value, value_and_slope
 from regard.ops.triton.align import FOR_DROPOUT, keep, uniform
+from regard.ops.triton.launching import cdiv, power_of_2, quick
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Numbers of a tile: enough to keep loads in flight, few enough for the registers.
@@ -67,6 +68,7 @@ def _kept(SEED, dropout, h, i, slot, DROP: tl.constexpr):
     return kept
 
 
+@quick
 @triton.jit
 def forward_kernel(
     A, U, V, W, KEYS, VALUES, BOUNDS, MASK, SEED, C, LSE, smh, slope, dropout, H, D, DV,
@@ -108,6 +110,7 @@ def forward_kernel(
     tl.store(LSE + row * H + h, tl.where(alive, top + tl.log2(mass), float("-inf")), mask=h < H)
 
 
+@quick
 @triton.jit
 def query_grad_kernel(
     A, U, V, W, KEYS, VALUES, BOUNDS, MASK, SEED, C, LSE, G, DA, DW, DELTA, ALPHA, smh, slope, dropout, NQ, H, D, DV,
@@ -151,6 +154,7 @@ def query_grad_kernel(
     tl.store(DW + tl.program_id(0).to(tl.int64) * (H * D) + h[:, None] * D + d[None, :], dw, mask=here)
 
 
+@quick
 @triton.jit
 def key_grad_kernel(
     A, U, W, G, TARGETS, ORDER, BOUNDS, DELTA, ALPHA, DU, DV_OUT, slope, H, D, DV,
@@ -235,11 +239,11 @@ class Operands(NamedTuple):
     def tile(self, rows: int) -> dict[str, int]:
         """Edges, heads and widths of a tile: as many edges as rows have on average, as far as they fit."""
         heads, width = self.weight.shape
-        blocks = {"BD": triton.next_power_of_2(width), "BV": triton.next_power_of_2(self.width)}
+        blocks = {"BD": power_of_2(width), "BV": power_of_2(self.width)}
         widest = max(blocks.values())
-        h = min(triton.next_power_of_2(heads), max(1, TILE // 2 // widest))
+        h = min(power_of_2(heads), max(1, TILE // 2 // widest))
         # At least a few, for the sake of rows that are longer than most.
-        usual = triton.next_power_of_2(max(8, len(self.keys) // max(1, rows)))
+        usual = power_of_2(max(8, len(self.keys) // max(1, rows)))
         edges = max(1, min(usual, TILE // (h * widest)))
         warps = max(1, min(4, edges * h * widest // 512))
         return {"BE": edges, "BH": h, **blocks, "num_warps": warps}
@@ -258,7 +262,7 @@ def forward(x: Operands) -> tuple[Tensor, Tensor]:
     context = torch.empty(nq, heads, x.width, device=x.a.device)
     lse = torch.empty(nq, heads, device=x.a.device)
     tile = x.tile(nq)
-    forward_kernel[(nq, triton.cdiv(heads, tile["BH"]))](
+    forward_kernel[(nq, cdiv(heads, tile["BH"]))](
         *x.tensors(), context, lse, *x.numbers(), heads, width, x.width, **x.flags(), **tile
     )
     return context, lse
@@ -276,7 +280,7 @@ def backward(x: Operands, context: Tensor, lse: Tensor, grad: Tensor) -> tuple[T
     grad = grad.float().contiguous()
     (nq, heads, width), count = x.a.shape, len(x.keys)
     device, tile = x.a.device, x.tile(nq)
-    walkers, groups = min(nq, WALKERS), triton.cdiv(heads, tile["BH"])
+    walkers, groups = min(nq, WALKERS), cdiv(heads, tile["BH"])
     da, du = torch.empty_like(x.a), torch.empty_like(x.u)
     dvalue = x.u.new_empty(0) if x.value is None else torch.empty_like(x.value)
     dw = torch.empty(walkers, heads, width, device=device)

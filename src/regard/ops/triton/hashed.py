@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.ops.triton.launching import cdiv, power_of_2, quick
+
 # Scores of what is not seen, and of the token itself.
 HIDDEN = tl.constexpr(-3.0e38)
 OWN = tl.constexpr(-1.0e30)
@@ -83,6 +85,7 @@ def _scores(Q, K, ti, tj, PRECISION: tl.constexpr):
     return tl.where(ti[:, None] == tj[None, :], OWN + (S - S), S)
 
 
+@quick
 @triton.jit
 def _forward(
     q, k, v, order, buckets, spots, out, lse, m, N, rows, D, DV, low, high,
@@ -122,6 +125,7 @@ def _forward(
     tl.store(lse + ti, L, mask=here)
 
 
+@quick
 @triton.jit
 def _merge(partial, lse, out, total, count, DV, ROUNDS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_V: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -153,6 +157,7 @@ def _pair(Q, K, V, G, L, delta, ti, tj, seen, PRECISION: tl.constexpr):
     return P, tl.where(own, dS - dS, dS)
 
 
+@quick
 @triton.jit
 def _of_queries(
     q, k, v, g, lse, delta, order, buckets, spots, out, dq, m, N, rows, D, DV, low, high,
@@ -179,6 +184,7 @@ def _of_queries(
     _put(dq, acc, ti, here, D, BLOCK_D)
 
 
+@quick
 @triton.jit
 def _of_keys(
     q, k, v, g, lse, delta, order, buckets, spots, dk, dv, m, N, rows, D, DV, low, high,
@@ -220,7 +226,7 @@ def why_not(q: Tensor, v: Tensor, chunk: int) -> str | None:
 
 
 def _block(size: int) -> int:
-    return max(16, int(triton.next_power_of_2(size)))
+    return max(16, int(power_of_2(size)))
 
 
 def _precision(x: Tensor) -> str:
@@ -250,7 +256,7 @@ class Launch:
         self.rows, self.rounds, self.n = order.shape
         # With one round nobody asks for spots.
         self.where = (order, places.buckets, order if places.spots is None else places.spots)
-        self.grid = (triton.cdiv(self.n, chunk), self.rows, self.rounds)
+        self.grid = (cdiv(self.n, chunk), self.rows, self.rounds)
         self.sizes = (chunk, self.n, self.rows, q.shape[-1], v.shape[-1], low, high)
         block = _block(chunk)
         self.blocks = {
@@ -282,7 +288,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, places: Places) -> tuple[Tensor, Te
     if launch.rounds == 1:
         return partial[0], lse[0]
     out, total, count = torch.empty_like(v), torch.empty_like(lse[0]), launch.rows * launch.n
-    _merge[(triton.cdiv(count, 64),)](
+    _merge[(cdiv(count, 64),)](
         partial, lse, out, total, count, v.shape[-1], ROUNDS=launch.rounds, BLOCK=64, BLOCK_V=launch.blocks["BLOCK_V"]
     )
     return out, total

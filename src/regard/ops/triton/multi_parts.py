@@ -26,6 +26,7 @@ from torch import Tensor
 from regard.ops.triton.activate import SIGMOID, TANH, code_of, value_and_slope
 from regard.ops.triton.additive_tile import mask_arguments
 from regard.ops.triton.align import ALL, FOR_DROPOUT, FOR_SAMPLE, Align, gumbel, inside, keep, log_gaussian, uniform
+from regard.ops.triton.launching import cdiv, quick
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -163,6 +164,7 @@ def keys_of(low, high, block, N, lag, C: tl.constexpr, R: tl.constexpr, CAUSAL: 
     return begin, end
 
 
+@quick
 @triton.jit
 def reach_kernel(
     POSITION, MASK, LOW, HIGH,
@@ -242,7 +244,7 @@ class Operands:
         both = self.a.new_empty(2, self.lead, nq, dtype=torch.int32)
         _, position, stride, _, window, *_ = self.align.arguments(self.w)
         mask, *mask_strides = mask_arguments(self.mask, self.w)
-        reach_kernel[(triton.cdiv(nq, 32), self.lead)](
+        reach_kernel[(cdiv(nq, 32), self.lead)](
             position, mask, both[0], both[1], stride, *mask_strides, window, nq, n,
             CAUSAL=self.causal, HAS_MASK=self.mask is not None, R=64, C=32, num_warps=4,
         )  # fmt: skip

@@ -29,6 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.triton.align import log_gaussian_slope
+from regard.ops.triton.launching import cdiv, power_of_2, quick
 from regard.ops.triton.multi_parts import (
     LOG2E,
     Operands,
@@ -72,6 +73,7 @@ def _pinned(x, beside, DEVICE: tl.constexpr):
     return x
 
 
+@quick
 @triton.jit
 def forward_kernel(
     A, U, W, V, MASK, SEED, POSITION, LOW, HIGH, spl, heat, window, dropout, first,
@@ -162,6 +164,7 @@ def forward_kernel(
         tl.store(LSE + at, tl.where(alive, top + tl.log2(tl.where(alive, mass, 1.0)), float("inf")), mask=inside)
 
 
+@quick
 @triton.jit
 def query_grad_kernel(
     A, U, W, V, MASK, SEED, POSITION, LOW, HIGH, spl, heat, window, dropout, first,
@@ -239,6 +242,7 @@ def query_grad_kernel(
     tl.store(DW + d[None, :] * F + f[:, None], dw, mask=f_in[:, None] & d_in[None, :])
 
 
+@quick
 @triton.jit
 def key_grad_kernel(
     A, U, W, V, MASK, SEED, POSITION, LOW, HIGH, spl, heat, window, dropout, first,
@@ -323,7 +327,7 @@ def tile(x: Operands, backward: str = "") -> dict[str, int]:
     features at a time, so that registers and shared memory (227 KiB on Hopper) hold them.
     """
     _, _, width, features = x.sizes
-    bd, bf = (max(16, triton.next_power_of_2(size)) for size in (width, features))
+    bd, bf = (max(16, power_of_2(size)) for size in (width, features))
     wide = bd > 64
     if not x.is_half:
         return {"R": 8, "C": 8, "BD": bd, "BF": min(bf, 32), "num_warps": 4, "num_stages": 1 if backward else 2}
@@ -356,7 +360,7 @@ def forward(x: Operands, reach: Tensor, out: Tensor, lse: Tensor, soft: Tensor, 
     """Write what the alignment has of these, (L, Nq, F), contiguous, in float32 and int32."""
     nq, _, _, features = x.sizes
     shape = tile(x)
-    grid = x.lead * triton.cdiv(features, shape["BF"]) * triton.cdiv(nq, shape["C"])
+    grid = x.lead * cdiv(features, shape["BF"]) * cdiv(nq, shape["C"])
     forward_kernel[(grid,)](*x.arguments(reach), out, lse, soft, pick, **_arithmetic(x), **shape)
 
 
@@ -367,9 +371,9 @@ def backward(
     nq, n, width, features = x.sizes
     given, flags = x.arguments(reach), _arithmetic(x)
     shape = tile(x, "query")
-    blocks, tiles = triton.cdiv(nq, shape["C"]), triton.cdiv(features, shape["BF"])
-    span = min(blocks, triton.cdiv(x.lead * blocks, PROGRAMS))
-    groups = triton.cdiv(blocks, span)
+    blocks, tiles = cdiv(nq, shape["C"]), cdiv(features, shape["BF"])
+    span = min(blocks, cdiv(x.lead * blocks, PROGRAMS))
+    groups = cdiv(blocks, span)
     make = do.new_empty if x.learns else do.new_zeros
     delta = torch.empty_like(do)
     da, dp = make(tiles, x.lead, nq, width), make(tiles, x.lead, nq)
@@ -377,10 +381,8 @@ def backward(
     if x.learns:
         query_grad_kernel[(x.lead * tiles * groups,)](*given, soft, lse, do, delta, da, dw, dp, span, **flags, **shape)
     shape = tile(x, "key")
-    tiles = triton.cdiv(features, shape["BF"])
+    tiles = cdiv(features, shape["BF"])
     du, dv = do.new_empty(tiles, x.lead, n, width), do.new_empty(x.lead, n, features)
-    key_grad_kernel[(x.lead * tiles * triton.cdiv(n, shape["C"]),)](
-        *given, lse, do, delta, pick, du, dv, **flags, **shape
-    )
+    key_grad_kernel[(x.lead * tiles * cdiv(n, shape["C"]),)](*given, lse, do, delta, pick, du, dv, **flags, **shape)
     da, du, dp = (g[0] if g.shape[0] == 1 else g.sum(0) for g in (da, du, dp))
     return da, du, dw.sum(1) if x.w.shape[0] > 1 else dw.sum((0, 1))[None], dv, dp

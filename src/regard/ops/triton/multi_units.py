@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.triton.align import log_gaussian_slope
+from regard.ops.triton.launching import cdiv, power_of_2, quick
 from regard.ops.triton.multi_parts import (
     LOG2E,
     Operands,
@@ -43,6 +44,7 @@ def _scale(W, f, f_in, swf):
     return tl.load(W + f * swf, mask=f_in, other=0.0).to(tl.float32)
 
 
+@quick
 @triton.jit
 def forward_kernel(
     A, U, W, V, MASK, SEED, POSITION, LOW, HIGH, spl, heat, window, dropout, first,
@@ -127,6 +129,7 @@ def forward_kernel(
         tl.store(LSE + at, tl.where(alive, top + tl.log2(tl.where(alive, mass, 1.0)), float("inf")), mask=inside)
 
 
+@quick
 @triton.jit
 def query_grad_kernel(
     A, U, W, V, MASK, SEED, POSITION, LOW, HIGH, spl, heat, window, dropout, first,
@@ -190,6 +193,7 @@ def query_grad_kernel(
         tl.store(DP + part * NQ + m, tl.sum(dp, 1), mask=m_in)
 
 
+@quick
 @triton.jit
 def key_grad_kernel(
     A, U, W, V, MASK, SEED, POSITION, LOW, HIGH, spl, heat, window, dropout, first,
@@ -260,7 +264,7 @@ def key_grad_kernel(
 
 def tile(x: Operands) -> dict[str, int]:
     """Tile sizes and warps: as many owned tokens as make two elements a thread, so that R stays within it."""
-    bf = min(64, max(16, triton.next_power_of_2(x.sizes[3])))
+    bf = min(64, max(16, power_of_2(x.sizes[3])))
     return {"R": 8, "C": 256 // bf, "BF": bf, "num_warps": 4, "num_stages": 2}
 
 
@@ -268,7 +272,7 @@ def forward(x: Operands, reach: Tensor, out: Tensor, lse: Tensor, soft: Tensor, 
     """Write what the alignment has of these, (L, Nq, F), contiguous, in float32 and int32."""
     nq, _, _, features = x.sizes
     shape = tile(x)
-    grid = x.lead * triton.cdiv(features, shape["BF"]) * triton.cdiv(nq, shape["C"])
+    grid = x.lead * cdiv(features, shape["BF"]) * cdiv(nq, shape["C"])
     forward_kernel[(grid,)](*x.arguments(reach), out, lse, soft, pick, **x.flags(), **shape)
 
 
@@ -278,14 +282,12 @@ def backward(
     """Gradients of a, u, w, v and the positions (L, Nq) in float32; what comes in is contiguous, in float32."""
     nq, n, _, features = x.sizes
     given, flags, shape = x.arguments(reach), x.flags(), tile(x)
-    blocks, tiles = triton.cdiv(nq, shape["C"]), triton.cdiv(features, shape["BF"])
+    blocks, tiles = cdiv(nq, shape["C"]), cdiv(features, shape["BF"])
     make = do.new_empty if x.learns else do.new_zeros
     delta = torch.empty_like(do)
     da, dw, dp = make(do.shape), make(x.lead, blocks, features), make(tiles, x.lead, nq)
     if x.learns:
         query_grad_kernel[(x.lead * tiles * blocks,)](*given, soft, lse, do, delta, da, dw, dp, **flags, **shape)
     du, dv = (do.new_empty(x.lead, n, features) for _ in range(2))
-    key_grad_kernel[(x.lead * tiles * triton.cdiv(n, shape["C"]),)](
-        *given, lse, do, delta, pick, du, dv, **flags, **shape
-    )
+    key_grad_kernel[(x.lead * tiles * cdiv(n, shape["C"]),)](*given, lse, do, delta, pick, du, dv, **flags, **shape)
     return da, du, dw.sum(1) if x.w.shape[0] > 1 else dw.sum((0, 1))[None], dv, dp.sum(0)

@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.ops.triton.launching import cdiv, power_of_2, quick
+
 # What is known of alpha: 2, 1.5, between 1 and 2, above 2.
 SPARSEMAX, ENTMAX, CONVEX, STEEP = range(4)
 # Numbers that a program of several short rows holds: eight a thread, since the addresses of many rows take registers too, and a row that
@@ -105,6 +107,7 @@ def _by_bisection(x, power, BM: tl.constexpr):
     return _power(x - tau[:, None], power)
 
 
+@quick
 @triton.jit
 def forward_kernel(
     Z, MASK, ALPHA, P, rate, ROWS, NQ, N, sml, smm, smn,
@@ -144,6 +147,7 @@ def forward_kernel(
     tl.store(P + at, p.to(P.dtype.element_ty), mask=here)
 
 
+@quick
 @triton.jit
 def backward_kernel(
     P, G, ALPHA, DZ, DALPHA, rate, ROWS, N,
@@ -187,11 +191,11 @@ def _kind(learned: Tensor | None, alpha: float) -> int:
 
 def _blocks(rows: int, n: int) -> tuple[tuple[int], dict[str, int]]:
     """The grid, and rows and numbers of a program."""
-    width = max(16, triton.next_power_of_2(n))
-    each = min(max(1, ELEMENTS // width), triton.next_power_of_2(rows)) if width <= 512 else 1
+    width = max(16, power_of_2(n))
+    each = min(max(1, ELEMENTS // width), power_of_2(rows)) if width <= 512 else 1
     # With more than 16 numbers a thread, registers leave a processor fewer warps at once.
     warps = 4 if width <= 2048 else 8 if width <= 4096 else 16
-    return (triton.cdiv(rows, each),), {"BM": each, "BN": width, "num_warps": warps}
+    return (cdiv(rows, each),), {"BM": each, "BN": width, "num_warps": warps}
 
 
 def aligned(scores: Tensor, mask: Tensor | None, learned: Tensor | None, alpha: float) -> Tensor:

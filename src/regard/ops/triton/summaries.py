@@ -25,6 +25,7 @@ from regard.ops.triton.additive_tile import (
     pairs,
     scores,
 )
+from regard.ops.triton.launching import cdiv, quick
 from regard.ops.triton.summary_tile import (
     LN2,
     LOG2E,
@@ -42,6 +43,7 @@ from regard.ops.triton.summary_tile import (
 TILE = {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 1}
 
 
+@quick
 @triton.jit
 def rows_kernel(
     A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, REGION, LSE, ENTROPIES, PLACES, ON, LARGEST, SKIP,
@@ -100,6 +102,7 @@ def rows_kernel(
         write_largest(held, key, lse, at, m_in, LARGEST, K, SLOTS)
 
 
+@quick
 @triton.jit
 def keys_kernel(
     A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, LSE, RECEIVED, SKIP,
@@ -191,14 +194,14 @@ def _write(
     }
     inside, inside_stride = region_arguments(region, x.w)
     stop = x.w if skip is None else skip
-    rows_kernel[(triton.cdiv(x.nq, TILE["BM"]), length)](
+    rows_kernel[(cdiv(x.nq, TILE["BM"]), length)](
         *x.operands(), mask, bias, inside,
         *(found[name] for name in ("log_sum_exp", "entropy", "expected_position", "mass_on", "topk")), stop,
         *x.strides(), *mask_strides, *bias_strides, inside_stride,
         x.slope, x.nq, x.n, x.w.shape[-1], k, **row_flags(names, k), **common,
     )  # fmt: skip
     if "mass_received" in names:
-        keys_kernel[(triton.cdiv(x.n, TILE["BM"]), length)](
+        keys_kernel[(cdiv(x.n, TILE["BM"]), length)](
             *x.operands(), mask, bias, found["log_sum_exp"], found["mass_received"], stop,
             *x.strides(), *mask_strides, *bias_strides, x.slope, x.nq, x.n, x.w.shape[-1], **common,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.ops.triton.additive_sine import Sine, product, tile_of
 from regard.ops.triton.additive_tile import Conditions, allowed, mask_arguments
+from regard.ops.triton.launching import cdiv, quick
 from regard.ops.triton.summary_tile import (
     LN2,
     LOG2E,
@@ -32,6 +33,7 @@ ROWS_TILE = {"BM": 128, "BN": 256, "BK": 64, "num_warps": 8, "num_stages": 3}
 KEYS_TILE = {"BM": 128, "BN": 256, "BK": 64, "num_warps": 8, "num_stages": 3}
 
 
+@quick
 @triton.jit
 def rows_kernel(
     PHI, PSI, BETA, A, W, MASK, REGION, CENTRED, LSE, ENTROPIES, PLACES, ON, LARGEST, TERMS, SCALES,
@@ -84,6 +86,7 @@ def rows_kernel(
         tl.store(LSE + at, lse * LN2 + tl.load(SCALES) * tl.sum(a * w[None, :], 1), mask=m_in)
 
 
+@quick
 @triton.jit
 def keys_kernel(
     PSI, PHI, BETA, MASK, CENTRED, RECEIVED, TERMS, SCALES, sml, smm, smn, NQ, N,
@@ -136,7 +139,7 @@ def write(
     # A mask and many slots take registers.
     narrow = {"BN": 128} if given.mask is not None or k > 8 else {}
     tile = tile_of(a, {**ROWS_TILE, **narrow}, given)
-    rows_kernel[(triton.cdiv(sine.nq, tile["BM"]), sine.length)](
+    rows_kernel[(cdiv(sine.nq, tile["BM"]), sine.length)](
         *sine.descriptors(tile), sine.bias, sine.a, sine.w, mask, inside, centred,
         *(found[name] for name in ("log_sum_exp", "entropy", "expected_position", "mass_on", "topk")), sine.terms, sine.scales,
         sine.w_stride(), *mask_strides, inside_stride, sine.nq, sine.n, sine.width, k,
@@ -144,7 +147,7 @@ def write(
     )  # fmt: skip
     if "mass_received" in names:
         tile = tile_of(a, {**KEYS_TILE, **narrow}, given)
-        keys_kernel[(triton.cdiv(sine.n, tile["BM"]), sine.length)](
+        keys_kernel[(cdiv(sine.n, tile["BM"]), sine.length)](
             *sine.descriptors(tile, own_keys=True), sine.bias, mask, centred, found["mass_received"], sine.terms, sine.scales,
             *mask_strides, sine.nq, sine.n, **flags, **tile,
         )  # fmt: skip

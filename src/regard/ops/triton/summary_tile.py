@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.ops.triton.launching import power_of_2
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -128,5 +130,5 @@ def row_flags(names: Collection[str], k: int) -> dict[str, bool | int]:
         "PLACE": "expected_position" in names,
         "HAS_REGION": "mass_on" in names,
         "TOPS": k > 0,
-        "SLOTS": triton.next_power_of_2(max(1, k)),
+        "SLOTS": power_of_2(max(1, k)),
     }

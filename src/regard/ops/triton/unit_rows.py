@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.ops.squares import unit_equation
 from regard.ops.transforms import batched
+from regard.ops.triton.launching import cdiv, power_of_2, quick
 
 # Numbers that a program holds.
 ELEMENTS = 4096
@@ -31,6 +32,7 @@ def _unit(x, least):
     return x * r[:, None], r, short
 
 
+@quick
 @triton.jit
 def forward_kernel(X, Y, least, ROWS, D, BM: tl.constexpr, BD: tl.constexpr):
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -41,6 +43,7 @@ def forward_kernel(X, Y, least, ROWS, D, BM: tl.constexpr, BD: tl.constexpr):
     tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
 
 
+@quick
 @triton.jit
 def backward_kernel(X, G, DX, least, ROWS, D, BM: tl.constexpr, BD: tl.constexpr):
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -56,9 +59,9 @@ def backward_kernel(X, G, DX, least, ROWS, D, BM: tl.constexpr, BD: tl.constexpr
 def _launch(kernel: Any, result: Tensor, least: float, *given: Tensor) -> Tensor:
     d = result.shape[-1]
     rows = result.numel() // d
-    width = triton.next_power_of_2(d)
+    width = power_of_2(d)
     each = max(1, ELEMENTS // width)
-    kernel[(triton.cdiv(rows, each),)](*given, result, least, rows, d, BM=each, BD=width, num_warps=4)
+    kernel[(cdiv(rows, each),)](*given, result, least, rows, d, BM=each, BD=width, num_warps=4)
     return result
 
 
