@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -18,6 +19,18 @@ from regard.ops.triton.sine_fits import FLOAT16
 PLAIN = (None, *Align().flat())
 
 
+# Weights stand in the denominators of fractions that share a reciprocal.
+WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda w: w,
+    "none": torch.zeros_like,
+    "some zero": lambda w: torch.where(torch.arange(w.shape[-1]) % 3 == 0, 0.0, w),
+    "one of many": lambda w: torch.where(torch.arange(w.shape[-1]) == 5, w, 0.0),
+    "of very different sizes": lambda w: w * 10.0 ** -(torch.arange(w.shape[-1]) % 12),
+    "tiny": lambda w: w * 1e-30,
+    "large": lambda w: w * 5,
+}
+
+
 @dataclass
 class Case:
     act: str = "tanh"
@@ -30,12 +43,13 @@ class Case:
     causal: bool = False
     masked: bool = True
     scale: float = 1.0
+    weights: str = "normal"
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         torch.manual_seed(self.n + 3 * self.width)
         a = torch.randn(2, self.nq, self.width) * self.scale
         u = torch.randn(2, self.n, self.width) * self.scale
-        w = torch.randn(self.heads, self.width) / self.width**0.5
+        w = WEIGHTS[self.weights](torch.randn(self.heads, self.width) / self.width**0.5)
         v = torch.randn(2, self.n, self.value_width)
         return a.to(self.dtype), u.to(self.dtype), w, v.to(self.dtype)
 
@@ -76,6 +90,12 @@ CASES = {
     "exact, far out of the shared range": Case(scale=1e4, causal=True),
     "exact, tiles on both sides of the shared range": Case(width=3, nq=130, n=150, scale=8.0),
     "sigmoid": Case(act="sigmoid", width=8),
+    **{
+        f"exact, weights {name}": Case(width=width, weights=name, masked=False)
+        for name, width in zip(WEIGHTS, (1, 2, 9, 7, 13, 6, 11), strict=True)
+    },
+    "exact, weights of very different sizes, wide range": Case(width=13, weights="of very different sizes", scale=4.0),
+    "sigmoid, some weights zero": Case(act="sigmoid", width=10, weights="some zero"),
     "relu": Case(act="relu", width=5),
     "leaky relu": Case(act="leaky_relu:0.1", width=5, nq=17, n=20, causal=True),
     "gelu": Case(act="gelu", width=5),
@@ -119,7 +139,7 @@ def test_kernels_are_as_exact_as_the_formula_in_the_same_dtype(name: str) -> Non
         x, again, reference = first[k], second[k], exact[0][k]
         assert torch.equal(x, again), f"{what}: two runs differ"
         assert x.isfinite().all(), what
-        if reference.abs().max() < 1e-12:
+        if reference.abs().max() < 1e-12 and case.n == 1:
             # One key alone teaches the scores nothing: what is left is the rounding of do · v, summed over the queries.
             noise = grad.float().norm(dim=-1).max() * inputs[3].float().norm(dim=-1).max() * case.nq
             assert x.abs().max() <= rounding * noise
@@ -131,6 +151,16 @@ def test_kernels_are_as_exact_as_the_formula_in_the_same_dtype(name: str) -> Non
     if mask is not None:
         assert (first[0][0, 3] == 0).all()
         assert (first[1][0, 3] == 0).all()
+
+
+def test_small_weights_beside_a_large_one_do_not_hide_it() -> None:
+    """The denominators of three saturated units with little weight would leave the fourth no room in a float32."""
+    a, u = torch.full((1, 3, 4), 5.2), torch.full((1, 5, 4), 5.2)
+    a[..., 2], u[..., 2] = 0.3, torch.linspace(-1, 1, 5)
+    w = torch.tensor([[2.0**-13, -(2.0**-13), 1.0, 2.0**-13]])
+    lse = attend.additive(a, u, w, torch.ones(1, 5, 1), None, *PLAIN, False, "tanh")[1]
+    scores = (torch.tanh(a.double()[:, :, None] + u.double()[:, None]) * w.double()[:, None, None]).sum(-1)
+    assert distance(lse, scores.logsumexp(-1)) < 1e-6
 
 
 @pytest.mark.parametrize("operator", [attend.additive, torch.ops.regard.additive])

@@ -20,12 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.triton.additive_tile import (
+    GROUP,
+    KNOWN_NUMBERS,
     Exact,
     add_gradients,
     arithmetic,
     largest,
     nothing,
-    scores,
+    scores_of,
     supports,
 )
 from regard.ops.triton.launching import cdiv, quick
@@ -36,8 +38,6 @@ __all__ = ["gradients", "panel", "supports"]
 PROGRAMS = 512
 # Tokens of either side in a tile.
 BLOCK = 64
-# Hidden units summed before the sum is added to the others, a multiple of four: a chain of hundreds of additions would round too much.
-GROUP = tl.constexpr(64)
 
 
 @quick
@@ -54,11 +54,13 @@ def panel_kernel(
     m_in, n_in = m < NQ, n < N
     reach = largest(AMAX + lead * NQ, m, m_in, SHARE) + largest(UMAX + lead * N, n, n_in, SHARE)
     s = tl.zeros((BM, BN), dtype=tl.float32)
+    W += lead * swl
+    # A chain of hundreds of additions would round too much.
     for d in range(0, D, GROUP):
         at_a, at_u = lead * sal + d * sad, lead * sul + d * sud
-        s += scores(
-            A + at_a, U + at_u, EA + at_a, EU + at_u, W + lead * swl + d, W, m, n, m_in, n_in, reach,
-            sad, sam, sud, sun, 0, 0, slope, tl.minimum(D - d, GROUP), ACT, SHARE, False, FAST, PADDED, BM, BN,
+        s += scores_of(
+            A + at_a, U + at_u, EA + at_a, EU + at_u, W + d, W + D + d, W + 2 * D + KNOWN_NUMBERS * (1 + d // GROUP), m, n, m_in, n_in, reach,
+            sad, sam, sud, sun, slope, tl.minimum(D - d, GROUP), ACT, SHARE, FAST, PADDED, BM, BN,
         )  # fmt: skip
     tl.store(E + (lead * NQ + m[:, None]) * N + n[None, :], s, mask=m_in[:, None] & n_in[None, :])
 

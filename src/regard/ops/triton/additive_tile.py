@@ -2,12 +2,14 @@ r"""Scores of a tile of additive attention, exactly, in float32: one activation 
 
 $$s_{ij} = \sum_d w_d\, \mathrm{act}(a_{id} + u_{jd}) + b_{ij}$$
 
-For tanh, $\tanh(a+u) = 1 - 2r$ with $r = 1/(1 + e^{2a} e^{2u})$: the exponentials are per token, and two hidden units share a
-reciprocal, $w_1/x_1 + w_2/x_2 = (w_1 x_2 + w_2 x_1)/(x_1 x_2)$; where the scores alone are asked for, two such pairs share one again. A
-tile in which that could overflow shares less, or computes each pair's own exponential.
+For tanh, $\tanh(a+u) = 1 - 2/x$ with $x = 1 + e^{2a} e^{2u}$: the exponentials are per token, and two hidden units share a reciprocal.
+With the weights inside, $y_d = x_d/w_d = 1/w_d + (e^{2a_d}/w_d)\, e^{2u_d}$ is one multiply-add, and $1/y_1 + 1/y_2 = (y_1 + y_2)/(y_1 y_2)$
+two operations; where the scores alone are asked for, two such pairs share a reciprocal again. A tile in which that could overflow shares
+less, or computes each pair's own exponential. Weights are divided by the largest of them, and none is smaller than $2^{-30}$ of it: what
+that adds to a score is below its rounding.
 
 Scores are symmetric in a and u: the rows of a tile are the tokens that a program owns, queries or keys, its columns those of the other side.
-What is summed along rows then stays within four threads. Four hidden units take fourteen additions and products and one
+What is summed along rows then stays within four threads. Four hidden units take twelve additions and products and one
 reciprocal for each pair of tokens, and everything else in the loop over units is kept small beside that: room behind the last token instead
 of a mask for every load, and the layout of a matrix product, in which a thread holds two rows and reads the columns two at a time.
 """
@@ -29,8 +31,17 @@ from regard.ops.triton.launching import cdiv, power_of_2, quick
 # Arguments whose values make no quicker code: a sequence of another length is not worth another compilation.
 SIZES = ("NQ", "N", "D", "DV", "sml", "smm", "sbl", "sbm", "spl", "first_query")
 
-# Two hidden units share a reciprocal while |a| + |u| stays below this, four below its half: (1 + e^42)^2 is still a float32.
+# Two hidden units share a reciprocal while |a| + |u| stays below this: (1 + e^42)^2 is still a float32.
 SHARED_RANGE = tl.constexpr(21.0)
+# The product of four denominators has so many bits at most.
+SHARED_BITS = tl.constexpr(121.0)
+# The smallest weight, as a share of the largest.
+SMALLEST_SHARE = tl.constexpr(2.0**-30)
+# That of a unit that is none.
+SINGLE_SHARE = tl.constexpr(2.0**-10)
+# Hidden units of which something is known together, and how many numbers.
+GROUP = tl.constexpr(64)
+KNOWN_NUMBERS = tl.constexpr(3)
 
 # Tokens of the widest tile; tokens that are laid out have room for a multiple of it.
 WIDEST_TILE = 128
@@ -96,31 +107,28 @@ def nothing(BR: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _sum_of_units(
-    R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, SHARED: tl.constexpr, four, slope, D,
+    R, C, W, KNOWN, r, c, r_in, c_in, srd, srt, scd, sct, SHARED: tl.constexpr, four, slope, D,
     ACT: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile. R and C hold exponentials where reciprocals are SHARED, by two hidden units or by `four`, raw sums otherwise.
+    """Scores of a tile. Where reciprocals are SHARED, by two hidden units or by `four`, R and C hold exponentials and W inverse weights.
 
     Both ways are in one loop: with one loop each there are not enough registers for what stands around them.
     """
     s = nothing(BR, BC)
     if SHARED:
-        total = 0.0
         r1, r2, c1, c2, w1, w2 = two_units(R, C, W, 0, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
         for d in range(0, D, 4):
             above, below = fraction(r1, r2, c1, c2, w1, w2)
-            total += w1 + w2
             ahead = tl.minimum(d + 2, D - 2)
             r1, r2, c1, c2, w1, w2 = two_units(R, C, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
             above2, below2 = fraction(r1, r2, c1, c2, w1, w2)
-            total += w1 + w2
             ahead = tl.minimum(d + 4, D - 2)
             r1, r2, c1, c2, w1, w2 = two_units(R, C, W, ahead, r, c, r_in, c_in, srd, srt, scd, sct, PADDED)
             if four:
-                s += (above * below2 + above2 * below) * _reciprocal(below * below2, FAST)
+                s = tl.fma(above * below2 + above2 * below, _reciprocal(below * below2, FAST), s)
             else:
-                s += above * _reciprocal(below, FAST) + above2 * _reciprocal(below2, FAST)
-        s = total - (2.0 if ACT == 0 else 1.0) * s
+                s = tl.fma(above, _reciprocal(below, FAST), tl.fma(above2, _reciprocal(below2, FAST), s))
+        s = tl.load(KNOWN) - tl.load(KNOWN + 1) * s
     else:
         for d in range(0, D):
             w = tl.load(W + d)
@@ -133,9 +141,10 @@ def _sum_of_units(
 
 @triton.jit
 def fraction(r1, r2, c1, c2, w1, w2):
-    """Numerator and denominator of w1/x1 + w2/x2."""
-    x1, x2 = 1.0 + r1[:, None] * c1[None, :], 1.0 + r2[:, None] * c2[None, :]
-    return w1 * x2 + w2 * x1, x1 * x2
+    """Numerator and denominator of 1/y1 + 1/y2; w1 and w2 are inverse weights."""
+    y1 = w1 + (w1 * r1)[:, None] * c1[None, :]
+    y2 = w2 + (w2 * r2)[:, None] * c2[None, :]
+    return y1 + y2, y1 * y2
 
 
 @triton.jit
@@ -155,23 +164,36 @@ def largest(TOP, at, inside, SHARE: tl.constexpr):
 
 
 @triton.jit
-def scores(
-    R, C, ER, EC, W, BIAS, r, c, r_in, c_in, reach, srd, srt, scd, sct, sbr, sbc, slope, D,
-    ACT: tl.constexpr, SHARE: tl.constexpr, HAS_BIAS: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+def scores_of(
+    R, C, ER, EC, W, INVERSES, KNOWN, r, c, r_in, c_in, reach, srd, srt, scd, sct, slope, D,
+    ACT: tl.constexpr, SHARE: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile, bias included; `reach` is the largest |a| + |u| in it.
+    """Scores of a tile by D hidden units, with their inverse weights and what is known of them together.
 
     A comparison with NaN is false, so NaN takes the plain path and comes out as NaN.
     """
     if SHARE and reach <= SHARED_RANGE:
-        four = reach <= 0.5 * SHARED_RANGE
+        four = reach <= tl.load(KNOWN + 2)
         s = _sum_of_units(
-            ER, EC, W, r, c, r_in, c_in, srd, srt, scd, sct, True, four, slope, D, ACT, FAST, PADDED, BR, BC
-        )
+            ER, EC, INVERSES, KNOWN, r, c, r_in, c_in, srd, srt, scd, sct, True, four, slope, D, ACT, FAST, PADDED, BR, BC
+        )  # fmt: skip
     else:
         s = _sum_of_units(
-            R, C, W, r, c, r_in, c_in, srd, srt, scd, sct, False, False, slope, D, ACT, FAST, PADDED, BR, BC
-        )
+            R, C, W, KNOWN, r, c, r_in, c_in, srd, srt, scd, sct, False, False, slope, D, ACT, FAST, PADDED, BR, BC
+        )  # fmt: skip
+    return s
+
+
+@triton.jit
+def scores(
+    R, C, ER, EC, W, BIAS, r, c, r_in, c_in, reach, srd, srt, scd, sct, sbr, sbc, slope, D,
+    ACT: tl.constexpr, SHARE: tl.constexpr, HAS_BIAS: tl.constexpr, FAST: tl.constexpr, PADDED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile, bias included; `reach` is the largest |a| + |u| in it."""
+    s = scores_of(
+        R, C, ER, EC, W, W + D, W + 2 * D, r, c, r_in, c_in, reach, srd, srt, scd, sct, slope, D,
+        ACT, SHARE, FAST, PADDED, BR, BC,
+    )  # fmt: skip
     if HAS_BIAS:
         s += tl.load(BIAS + r[:, None] * sbr + c[None, :] * sbc, mask=r_in[:, None] & c_in[None, :], other=0.0)
     return s
@@ -255,14 +277,52 @@ def add_gradients(
                 tl.store(to, tl.load(to, mask=r_in) + tl.sum(g * h, 1), mask=r_in)
 
 
+@triton.jit
+def _write_known(KNOWN, constants, bits, scale, ALL: tl.constexpr, EACH: tl.constexpr):
+    """What is known of every EACH of ALL units together: the score of nothing, what a fraction counts, the range in which four share.
+
+    That is one of |a| + |u| in which the product of no four denominators overflows. That of two may: then both fractions are nothing.
+    """
+    at = KNOWN + tl.arange(0, ALL // EACH) * KNOWN_NUMBERS
+    four = tl.max(tl.sum(tl.reshape(bits, (ALL // EACH, EACH // 4, 4)), 2), 1)
+    tl.store(at, tl.sum(tl.reshape(constants, (ALL // EACH, EACH)), 1))
+    tl.store(at + 1, four * 0.0 + scale)
+    tl.store(at + 2, (four - SHARED_BITS) * (-0.6931471805599453 / 8))
+
+
+@triton.jit
+def _lay_out_weights(W, TW, D, WIDE, rate, BD: tl.constexpr, EACH: tl.constexpr):
+    """Weights, the inverses of their shares in the largest, and what is known of all units and of every group of them.
+
+    A unit that is none has no exponentials: two of them make up for each other, a single one counts little, and that is subtracted.
+    """
+    d = tl.arange(0, BD)
+    w = tl.load(W + d, mask=d < D, other=0.0)
+    top = tl.max(tl.abs(w), 0)
+    share = tl.maximum(tl.abs(w) / tl.where(top > 0, top, 1.0), SMALLEST_SHARE)
+    single = (d == D) & (D % 2 == 1)
+    share = tl.where(d < D, share, tl.where(single, SINGLE_SHARE, 1.0))
+    sign = tl.where(d < D, tl.where(w < 0, -1.0, 1.0), tl.where(single, 1.0, tl.where(d % 2 == 1, -1.0, 1.0)))
+    tl.store(TW + d, w, mask=d < WIDE)
+    tl.store(TW + WIDE + d, sign / share, mask=d < WIDE)
+    # Both tanh, with 1 - 2/x, and the sigmoid, with 1 - 1/x, subtract as many fractions as the rate of their exponentials says.
+    scale = rate * top
+    constants = w + tl.where(single, scale * SINGLE_SHARE, 0.0)
+    bits = -tl.log2(share)
+    _write_known(TW + 2 * WIDE, constants, bits, scale, BD, BD)
+    _write_known(TW + 2 * WIDE + KNOWN_NUMBERS, constants, bits, scale, BD, EACH)
+
+
 @quick
-@triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "ROOM_Q", "ROOM", "rate"))
+@triton.jit(do_not_specialize=("NQ", "N", "D", "WIDE", "ROOM_Q", "ROOM", "rate", "stw", "leads"))
 def layout_kernel(
-    A, U, TA, TU, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, ROOM_Q, ROOM, rate,
-    SHARE: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+    A, U, W, TA, TU, TW, EA, EU, ATOP, UTOP, NQ, N, D, WIDE, ROOM_Q, ROOM, rate, stw, leads,
+    SHARE: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """Some tokens of either side, hidden unit first, in float32; their exponentials, and the largest magnitude of each token."""
     block, lead = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if SHARE and (block == 0 and lead < leads):
+        _lay_out_weights(W + lead * D, TW + lead * stw, D, WIDE, rate, BD, EACH)
     split = tl.cdiv(ROOM_Q, BR)
     X, T, E, TOP, count, room = A, TA, EA, ATOP, NQ, ROOM_Q
     if block >= split:
@@ -275,7 +335,7 @@ def layout_kernel(
     inside = (r[:, None] < room) & (d[None, :] < WIDE)
     tl.store(T + at, x, mask=inside)
     if SHARE:
-        tl.store(E + at, tl.exp(x * rate), mask=inside)
+        tl.store(E + at, tl.where(d[None, :] < D, tl.exp(x * rate), 0.0), mask=inside)
         # As bits NaN is the largest.
         top = tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         tl.store(TOP + lead * count + r, top, mask=r < count)
@@ -294,14 +354,13 @@ class Exact:
         self.width, self.nq, self.n = a.shape[-1], a.shape[1], u.shape[1]
         self.padded = prepare
         self.share = prepare and self.code in (TANH, SIGMOID)
-        pad = -self.width % 4 if prepare else 0
-        self.a, self.u = a, u
-        self.w = torch.nn.functional.pad(w.float(), (0, pad)) if pad else w.float().contiguous()
+        self.a, self.u, self.w = a, u, w.float().contiguous()
         self.ea, self.eu, self.a_top, self.u_top = a, u, a, u
         if prepare:
-            self._lay_out(a, u, self.width + pad)
+            self._lay_out(a, u, self.w)
 
-    def _lay_out(self, a: Tensor, u: Tensor, wide: int) -> None:
+    def _lay_out(self, a: Tensor, u: Tensor, w: Tensor) -> None:
+        wide = self.width + -self.width % 4
         # Some tokens of all hidden units at once, as many as fit into registers.
         length, padded = a.shape[0], power_of_2(wide)
         block = max(1, min(32, 8192 // padded))
@@ -310,10 +369,15 @@ class Exact:
         self.ea, self.eu = (torch.empty_like(x) if self.share else x for x in (self.a, self.u))
         if self.share:
             self.a_top, self.u_top = (torch.empty(length, x.shape[1], device=a.device) for x in (a, u))
+            # What kernels know of the weights stands behind them.
+            known = KNOWN_NUMBERS.value * (1 + padded // min(padded, GROUP.value))
+            self.w = torch.empty(len(w), 2 * wide + known, device=a.device)[:, :wide]
+        elif wide > self.width:
+            self.w = torch.nn.functional.pad(w, (0, wide - self.width))
         layout_kernel[(sum(cdiv(room, block) for room in rooms), length)](
-            a.contiguous(), u.contiguous(), self.a, self.u, self.ea, self.eu, self.a_top, self.u_top,
-            self.nq, self.n, self.width, wide, *rooms, 2.0 if self.code == TANH else 1.0,
-            SHARE=self.share, BR=block, BD=padded, num_warps=8 if padded > 64 else 4,
+            a.contiguous(), u.contiguous(), w, self.a, self.u, self.w, self.ea, self.eu, self.a_top, self.u_top,
+            self.nq, self.n, self.width, wide, *rooms, 2.0 if self.code == TANH else 1.0, self.w.stride(0), len(w),
+            SHARE=self.share, BR=block, BD=padded, EACH=min(padded, GROUP.value), num_warps=8 if padded > 64 else 4,
         )  # fmt: skip
 
     def operands(self) -> tuple[Tensor, ...]:
