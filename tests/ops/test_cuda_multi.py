@@ -52,7 +52,7 @@ CASES = (
 
 # Every dtype, masks of tiles that are left out, tiles of features, and a ragged end of both sides.
 PANELS = (
-    Case(dtype=BF16, hidden=64, features=64, nq=300, n=257, mask="causal"),
+    Case(dtype=BF16, hidden=64, features=64, nq=257, n=257, mask="causal"),
     Case(dtype=BF16, hidden=48, features=100, nq=300, n=100, mask="pairs", heads=True),
     Case(dtype=F16, hidden=64, features=64, nq=300, n=257, mask="padding"),
     Case(hidden=64, features=33, nq=300, n=257, mask="causal and padding"),
