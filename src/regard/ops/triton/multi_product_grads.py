@@ -130,7 +130,8 @@ def grad_kernel(
 def tile(x: Operands) -> dict[str, int]:
     """Tile sizes and warps: as many keys as registers hold beside the sums over queries, and fewer parts for it.
 
-    Where products meet in tf32, tiles of four queries are transposed into layouts that the compiler refuses.
+    What meets in tf32 has tiles of eight queries: the transpose of narrower ones can have a layout that the compiler refuses. With two
+    stages a tile would wait for loads that have just begun; with three they are begun a tile ahead.
     """
     _, _, width, features = x.sizes
     bd, bf = (max(16, triton.next_power_of_2(size)) for size in (width, features))
@@ -138,7 +139,7 @@ def tile(x: Operands) -> dict[str, int]:
         r, c, warps = 4, 16 if bd <= 64 else 8, 4 if bd <= 128 else 8
     else:
         r, c, warps = 8, 8 if x.is_half and bd <= 128 else 4, 4 if bd <= 64 else 8
-    return {"R": r, "C": c, "BD": bd, "BF": min(bf, 64), "num_warps": warps, "num_stages": 2}
+    return {"R": r, "C": c, "BD": bd, "BF": min(bf, 64), "num_warps": warps, "num_stages": 3}
 
 
 def backward(x: Operands, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
