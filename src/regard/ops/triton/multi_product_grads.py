@@ -96,6 +96,7 @@ def grad_kernel(
                 delta = do * tl.load(SOFT + at, mask=at_in, other=0.0)
                 lse = tl.load(LSE + at, mask=at_in, other=float("inf"))
                 h, g = activate(tl.reshape(u[:, :, None] + a[:, None, :], (BD, C * R)), slope, ACT, QUICK, FAST)
+                # Beside sums, which keep the layout of a product from tile to tile.
                 h = pinned(h, tl.reshape(tl.join(du, du), (BD, C * R)), FAST)
                 e = tl.dot(w, h.to(PRODUCT), input_precision=PRECISION)
                 t = tl.reshape(e, (BF, C, R)) * factor[:, None, None]
