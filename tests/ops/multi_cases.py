@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -108,6 +110,22 @@ class Case:
         padding = rg.Padding(torch.tensor([max(1, n // 2), n], device=device))
         known = {"causal": rg.Causal(), "padding": padding, "causal and padding": rg.Causal() & padding}
         return {**known, "window": rg.Window(9)}.get(self.mask)
+
+
+def launches(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: str) -> list[dict[str, Any]]:
+    """What a kernel of a module is launched with from now on, by name."""
+    function, seen = getattr(module, kernel), []
+
+    class Recorded:
+        def __getitem__(self, grid: object) -> Callable[..., object]:
+            def launch(*args: object, **kwargs: object) -> object:
+                seen.append(dict(zip(function.arg_names, args, strict=False)) | kwargs)
+                return function[grid](*args, **kwargs)
+
+            return launch
+
+    monkeypatch.setattr(module, kernel, Recorded())
+    return seen
 
 
 def found(case: Case, operands: list[Tensor], mask: object, do: Tensor, execute: Execution) -> dict[str, Tensor]:

@@ -34,6 +34,9 @@ CASES = (
     Case(hidden=0, features=300, nq=9, n=40, act="gelu", mask="padding"),
     Case(dtype=BF16, hidden=0, features=16, nq=1, n=33, act="relu", mask="window"),
     Case(dtype=BF16, hidden=64, features=64, nq=65, n=77, dropout=0.3, mask="causal"),
+    Case(dtype=BF16, hidden=200, features=65, nq=65, n=77, mask="causal"),
+    Case(dtype=BF16, hidden=64, features=64, nq=65, n=80, align=cases.relaxed),
+    Case(dtype=BF16, hidden=64, features=64, nq=77, n=77, align=cases.monotonic),
     Case(hidden=7, features=33, nq=65, n=77, align=cases.straight_through, mask="pairs", dropout=0.2),
     Case(hidden=7, features=33, nq=65, n=77, align=cases.predictive, mask="pairs"),
     Case(dtype=F16, hidden=7, features=33, nq=65, n=77, align=cases.predictive_normal, mask="padding"),
@@ -44,6 +47,16 @@ CASES = (
     Case(dtype=F16, hidden=0, features=33, nq=300, n=257, align=cases.monotonic, mask="padding"),
     Case(hidden=0, features=7, nq=65, n=77, align=cases.predictive, mask="pairs"),
     Case(hidden=0, features=33, nq=65, n=77, align=cases.tempered),
+)
+
+
+# Every dtype, masks of tiles that are left out, tiles of features, and a ragged end of both sides.
+PANELS = (
+    Case(dtype=BF16, hidden=64, features=64, nq=257, n=257, mask="causal"),
+    Case(dtype=BF16, hidden=48, features=100, nq=300, n=100, mask="pairs", heads=True),
+    Case(dtype=F16, hidden=64, features=64, nq=300, n=257, mask="padding"),
+    Case(hidden=64, features=33, nq=300, n=257, mask="causal and padding"),
+    Case(hidden=7, features=33, nq=65, n=77, align=cases.straight_through, mask="pairs"),
 )
 
 
@@ -62,6 +75,20 @@ def fused(call: Call) -> Tensor:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_are_as_exact_as_the_dense_execution(case: Case) -> None:
     check(case, fused, "cuda")
+
+
+@pytest.mark.parametrize("case", PANELS, ids=str)
+def test_queries_come_in_panels_whose_parts_are_bounded(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    from regard.ops.triton import multi_product_grads
+
+    monkeypatch.setattr(multi_product_grads, "PANEL", 2**14)
+    monkeypatch.setattr(multi_product_grads, "PROGRAMS", 7)
+    seen = cases.launches(monkeypatch, multi_product_grads, "grad_kernel")
+    check(case, fused, "cuda")
+    begins = [x["begin"] for x in seen]
+    assert len(begins) > 2
+    assert begins[: len(begins) // 2] == begins[len(begins) // 2 :] == sorted(set(begins))
+    assert any(x["SPAN"] > 1 for x in seen)
 
 
 def test_a_compiled_graph_holds_the_operator_whole() -> None:

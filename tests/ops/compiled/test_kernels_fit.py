@@ -53,8 +53,9 @@ STACK = {
     "summaries.keys_kernel": (0, 64),
     # Sums over all of its tokens that a program keeps to the end.
     "multi_product.forward_kernel": (0, 64),
-    "multi_product.key_grad_kernel": (320, 1216),
-    "multi_product.query_grad_kernel": (128, 1984),
+    "multi_product_grads.grad_kernel": (128, 448),
+    "multi_product_pair.key_grad_kernel": (0, 960),
+    "multi_product_pair.query_grad_kernel": (0, 1792),
     # Two or three chunks, unrolled.
     "hashed._forward": (128, 704),
     "hashed._of_queries": (1216, 1344),
@@ -98,6 +99,7 @@ SAMPLE = (
     case(scores, dtype=F16, terms=True),
     case(scores, dtype=BF16, act="relu", align="added"),
     case(features, dtype=BF16),
+    case(features, dtype=BF16, align="window"),
     case(features, dtype=BF16, matrix=False, align="window"),
     case(edges),
     case(buckets, chunk=16, width=16, values=16, rounds=2),
@@ -137,6 +139,8 @@ FULL = (
     *grid(scores, {"values": WIDTHS, "dtype": FLOATS}, width=(64, 16, 256, 128), align=WAYS, act=ACTS, mask=MASKS, dropout=FLAGS),
     *grid(features, {"dtype": (F32,), "hidden": (16, 64, 128)}, values=(16, 256), align=WAYS[1:], mask=MASKS, dropout=FLAGS),
     *grid(features, {"dtype": (F16, BF16), "hidden": (16, 64, 128, 256)}, values=(16, 80, 256), act=ACTS, mask=MASKS),
+    *grid(features, {"align": ("window", "added", "scaled"), "dtype": FLOATS}, hidden=(64, 128, 80), values=(80, 256, 16, 64),
+          act=ACTS, mask=MASKS, dropout=FLAGS),
     *grid(features, {"matrix": (False,), "values": (16, 80), "dtype": FLOATS}, act=ACTS, mask=MASKS, dropout=FLAGS),
     *grid(features, {"dtype": (F32,), "matrix": (True, False), "align": CHOICES}, mask=MASKS, dropout=FLAGS),
     *grid(edges, {"dtype": FLOATS, "values": (16, 80, 1024)}, hidden=(16, 128), heads=(8, 1, 5, 2), by_edge=FLAGS,

@@ -10,7 +10,7 @@ import regard as rg
 from regard.ops.call import assuming
 from regard.ops.multi import multi_kernel, why_not_multi
 from regard.ops.ready import kernel_problem
-from regard.ops.triton import multi_product
+from regard.ops.triton import multi_product_grads, multi_product_pair
 from regard.ops.triton.align import SAMPLED, SCALED, Align
 from regard.ops.triton.multi_parts import Operands
 from tests.ops import multi_cases as cases
@@ -96,9 +96,43 @@ def test_every_alignment_has_the_same_draws_and_gradients(case: Case) -> None:
     check(case, multi_kernel)
 
 
-def test_programs_that_sum_over_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multi_product, "PROGRAMS", 3)
-    check(Case(nq=37, n=9, mask="padding"), multi_kernel)
+@pytest.mark.parametrize(("module", "align"), [(multi_product_grads, rg.Soft), (multi_product_pair, cases.flat_window)])
+def test_programs_that_sum_over_several_blocks(monkeypatch: pytest.MonkeyPatch, module, align) -> None:
+    monkeypatch.setattr(module, "PROGRAMS", 3)
+    name = "grad_kernel" if module is multi_product_grads else "query_grad_kernel"
+    seen = cases.launches(monkeypatch, module, name)
+    check(Case(nq=37, n=37, mask="padding", align=align), multi_kernel)
+    assert all(launch["SPAN"] > 1 for launch in seen)
+    assert len(seen) == 2
+
+
+PANELS = (
+    Case(nq=37, n=19, mask="pairs"),
+    Case(nq=37, n=19, mask="causal", dtype=BF16, hidden=20, features=70),
+    Case(nq=37, n=37, mask="causal", dtype=F16, heads=True),
+    Case(nq=17, n=1, mask="padding", dtype=BF16),
+    Case(nq=17, n=16, dtype=BF16, dropout=0.3),
+    Case(nq=17, n=19, align=cases.relaxed, dtype=BF16),
+    Case(nq=17, n=19, align=cases.straight_through, mask="causal and padding"),
+)
+
+
+@pytest.mark.parametrize("case", PANELS, ids=str)
+def test_queries_come_in_panels_whose_parts_are_bounded(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    monkeypatch.setattr(multi_product_grads, "PANEL", 1)
+    monkeypatch.setattr(multi_product_grads, "PROGRAMS", 3)
+    seen = cases.launches(monkeypatch, multi_product_grads, "grad_kernel")
+    check(case, multi_kernel)
+    begins = list(range(0, case.nq, 8))
+    assert [(x["begin"], x["end"]) for x in seen] == 2 * [(x, min(x + 8, case.nq)) for x in begins]
+
+
+@pytest.mark.parametrize("align", [cases.monotonic, cases.reinforced_choice])
+def test_windows_and_choices_that_do_not_learn_write_no_parts(monkeypatch: pytest.MonkeyPatch, align) -> None:
+    parts = cases.launches(monkeypatch, multi_product_grads, "grad_kernel")
+    of_keys = cases.launches(monkeypatch, multi_product_pair, "key_grad_kernel")
+    check(Case(align=align, nq=17, n=17), multi_kernel)
+    assert (len(parts), len(of_keys)) == (0, 2)
 
 
 def operands(*, units: bool = False, align: Align | None = None) -> tuple[object, ...]:
@@ -148,7 +182,10 @@ def test_of_equally_near_keys_the_first_is_read_between_blocks() -> None:
 
 @pytest.mark.parametrize("units", [False, True])
 @pytest.mark.parametrize(("nq", "n"), [(7, 19), (19, 7)])
-def test_a_causal_flag_is_the_mask_that_ends_with_the_last_key(units: bool, nq: int, n: int) -> None:
+def test_a_causal_flag_is_the_mask_that_ends_with_the_last_key(
+    monkeypatch: pytest.MonkeyPatch, units: bool, nq: int, n: int
+) -> None:
+    monkeypatch.setattr(multi_product_grads, "PANEL", 1)
     torch.manual_seed(0)
     leaves = [torch.randn(1, k, 6, requires_grad=True) for k in (nq, n)]
     leaves += [torch.randn(1, 6) if units else torch.randn(1, 6, 6), torch.randn(1, n, 6, requires_grad=True)]

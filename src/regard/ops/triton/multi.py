@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.ops.triton import multi_product, multi_units
+from regard.ops.triton import multi_product, multi_product_grads, multi_product_pair, multi_units
 from regard.ops.triton.activate import supports
 from regard.ops.triton.align import ALL, FLAT, Align
 from regard.ops.triton.mapped import fold, one_by_one, too_many, unfold
@@ -69,8 +69,13 @@ def _forward_fake(*call: object) -> Five:
 def _gradients(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object) -> Five:
     """Gradients of a, u, w, v and the positions, in their dtypes."""
     x = _operands(*call)  # type: ignore[arg-type]
-    kernels = multi_product if x.w.dim() == 3 else multi_units
-    *found, by_position = kernels.backward(x, reach, grad.contiguous(), lse, soft, pick)
+    do = grad.contiguous()
+    if x.w.dim() == 2:
+        *found, by_position = multi_units.backward(x, reach, do, lse, soft, pick)
+    elif x.learns and x.align.position is None:
+        found, by_position = list(multi_product_grads.backward(x, do, lse, soft, pick)), do.new_zeros(0)
+    else:
+        *found, by_position = multi_product_pair.backward(x, reach, do, lse, soft, pick)
     da, du, dw, dv = (g.to(like.dtype) for g, like in zip(found, (x.a, x.u, x.w, x.v), strict=True))
     position = x.align.position
     if position is None or x.align.gaussian == FLAT:
