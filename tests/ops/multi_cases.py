@@ -119,7 +119,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: str) -> list[
     class Recorded:
         def __getitem__(self, grid: object) -> Callable[..., object]:
             def launch(*args: object, **kwargs: object) -> object:
-                seen.append(dict(zip(function.arg_names, args, strict=False)) | kwargs)
+                seen.append(dict(zip(function.kernel.arg_names, args, strict=False)) | kwargs)
                 return function[grid](*args, **kwargs)
 
             return launch

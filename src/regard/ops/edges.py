@@ -289,6 +289,12 @@ def _nodes_first(x: Tensor, heads: tuple[int, ...]) -> Tensor:
     return x.expand(*heads, *x.shape[-2:]).reshape(math.prod(heads), *x.shape[-2:]).movedim(-2, 0)
 
 
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x (..., N, d) by index: (..., rows, d)."""
+    # On a GPU the backward of `index_select` adds in an order of its own each time.
+    return x[..., index, :] if x.device.type == "cuda" else x.index_select(-2, index)
+
+
 def _taken(x: Tensor, index: Tensor, readable: Tensor) -> Tensor:
     """Rows of x (..., N, d) by index (rows, slots): (..., rows, slots, d); zeros where nothing may be read, whatever is there."""
     if x.shape[-2] == 0:

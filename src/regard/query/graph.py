@@ -16,7 +16,7 @@ from regard.general.alignments import Alignment
 from regard.general.scores.base import matrix, width, zeros
 from regard.ops import hooks
 from regard.ops.dispatch import autocasting, execute
-from regard.ops.edges import EdgeCall
+from regard.ops.edges import EdgeCall, rows_at
 from regard.ops.fill import kept_rows
 from regard.ops.random import draw_seed
 from regard.query import graph_geometric
@@ -184,7 +184,7 @@ class GraphAttention(nn.Module):
         value = key if self.W_V is None else _projected(source, self.W_V, None)
         by_edge = attr is not None and self.W_E is not None
         if attr is not None and self.W_E is not None:
-            key = key.index_select(-2, g.edges.source) + _projected(attr, self.W_E[None], None)
+            key = rows_at(key, g.edges.source) + _projected(attr, self.W_E[None], None)
         score, align = self.attention.score, self.attention.align
         score.check_widths(query, key)
         if autocasting(value.device) and value.dtype == torch.float32:
