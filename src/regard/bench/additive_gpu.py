@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from regard.bench.beside import measured
+from regard.bench.beside import as_graphs, measured
 from regard.bench.measure import Row, cuda_peak_mib, exponent, relative_error, seconds
 
 QUESTION = "additive-gpu"
+# Sequences up to here are measured as CUDA graphs too.
+SHORT = 1024
 SHAPES = ((16, 512, 64), (16, 1024, 64), (16, 2048, 64), (16, 4096, 64), (4, 8192, 64), (16, 2048, 128))
 
 
@@ -88,6 +90,8 @@ def speed(
                 torch.autograd.grad(run(*xs), xs, grad)
 
             yield measured(QUESTION, f"{case}, training step", what, step)
+            if n <= SHORT and what != "eager":
+                yield from as_graphs(QUESTION, case, what, lambda run=run, xs=xs: run(*xs), step)  # type: ignore[misc]
         torch.cuda.empty_cache()
 
 

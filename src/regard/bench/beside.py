@@ -42,8 +42,12 @@ def beside(
     error: Callable[[Tensor], float] | None = None,
     device: str = "cuda",
     budget: float = 0.3,
+    graphs: bool = False,
 ) -> Iterator[Row]:
-    """Rows of all: forward, with an error of its result, and a training step down to the inputs and what is learned."""
+    """Rows of all: forward, with an error of its result, and a training step down to the inputs and what is learned.
+
+    With `graphs`, both once more as CUDA graphs.
+    """
     wanted = [*(x for x in xs if x.requires_grad), *learned]
     grad = None
     for what, run in who.items():
@@ -68,6 +72,38 @@ def beside(
             yield Row(question, f"{case}, training step", what, note="out of memory")
         else:
             yield measured(question, f"{case}, training step", what, step, device, budget)
+        if graphs and row.seconds is not None:
+            yield from as_graphs(question, case, what, forward, step, device, budget)
+
+
+def as_graphs(
+    question: str,
+    case: str,
+    what: str,
+    forward: Callable[[], object],
+    step: Callable[[], object],
+    device: str = "cuda",
+    budget: float = 0.3,
+) -> Iterator[Row]:
+    """Forward and training step as CUDA graphs: of short sequences launching takes longer than computing."""
+    with torch.no_grad():
+        row = measured(question, f"{case}, forward, CUDA graph", what, as_graph(forward), device, budget)
+    yield row
+    yield measured(question, f"{case}, training step, CUDA graph", what, as_graph(step), device, budget)
+
+
+def as_graph(run: Callable[[], object]) -> Callable[[], object]:
+    """A run that is recorded as a CUDA graph, which launches all of it at once: what is left is the time of the kernels."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def first_queries(exact: Tensor) -> Callable[[Tensor], float]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.bench.beside import measured
+from regard.bench.beside import as_graphs, measured
 from regard.bench.measure import Row, cuda_peak_mib, exponent, relative_error, seconds
 
 QUESTION = "bilinear-gpu"
@@ -16,6 +16,8 @@ HEADS, WIDTH = 16, 64
 SCALE = WIDTH**-0.5
 # Beyond this many scores neither eager nor torch.compile, which keeps them for the backward, is asked.
 MOST_SCORES = 4 * HEADS * 4096 * 4096
+# Sequences up to here are measured as CUDA graphs too.
+SHORT = 1024
 
 Formula = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -96,6 +98,8 @@ def timed(case: str, what: str, run: Formula, xs: list[Tensor]) -> Iterator[Row]
         torch.autograd.grad(run(*xs), xs, grad)
 
     yield measured(QUESTION, f"{case}, training step", what, step)
+    if xs[0].shape[-2] <= SHORT:
+        yield from as_graphs(QUESTION, case, what, lambda: run(*xs), step)
 
 
 def speed(dtype: torch.dtype, sizes: tuple[int, ...]) -> Iterator[Row]:

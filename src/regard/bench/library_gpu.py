@@ -19,6 +19,8 @@ QUESTION = "library-gpu"
 BATCH, HEADS, WIDTH, RANK, COLUMNS = 4, 16, 64, 32, 8
 # The middle one first: what is left out for want of time are the others.
 SIZES = (4096, 1024, 16384)
+# Sequences up to here are measured as CUDA graphs too.
+SHORT = 1024
 
 sdpa = F.scaled_dot_product_attention
 
@@ -80,7 +82,8 @@ def compared(
     }
     case = f"{kind} B{lead[0]} H{lead[1]} N{n} d{WIDTH} {str(dtype).split('.')[1]}"
     learned = list(attend.parameters())
-    for row in beside(QUESTION, case, who, xs, learned, first_queries(exact), device, budget):
+    graphs = device == "cuda" and n <= SHORT
+    for row in beside(QUESTION, case, who, xs, learned, first_queries(exact), device, budget, graphs):
         # Alone it computes another function.
         row.error = None if row.what == "SDPA alone" and kind != "scaled dot" else row.error
         yield row
