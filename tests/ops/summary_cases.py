@@ -1,4 +1,7 @@
-"""Summaries of additive attention by a kernel, under the interpreter or on a GPU, beside float64 and the panels of the same dtype."""
+"""Summaries of additive attention by a kernel, under the interpreter or on a GPU, beside float64 and the panels of the same dtype.
+
+They come from the pass that computes the contexts (`along`), which the fused execution has, or from one of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor
 
 import regard as rg
 from regard.observe import fields
+from regard.ops import kernels
 
 NAMES = ("entropy", "log_sum_exp", "expected_position", "mass_received")
 
@@ -57,7 +61,7 @@ CASES = [
 ]
 
 
-def check(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(case: Case, device: str, monkeypatch: pytest.MonkeyPatch, along: bool = False) -> None:
     """Held to the error that panels of the same dtype have against float64."""
     torch.manual_seed(0)
     attention = rg.Attention(
@@ -79,13 +83,21 @@ def check(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(name for name in NAMES if name != "log_sum_exp" or case.temperature == 1.0)
     ways: list[str] = []
     real = fields.summarised
-    monkeypatch.setattr(fields, "summarised", lambda *a: ways.append("kernel") or real(*a))
+    monkeypatch.setattr(fields, "summarised", lambda *a: ways.append("apart") or real(*a))
+    left = kernels.answer
+    monkeypatch.setattr(kernels, "answer", lambda *a: ways.append("along") or left(*a))
+
+    def context(dtype: torch.dtype, impl: str) -> Tensor:
+        extra = None if bias is None else bias.to(dtype)
+        torch.manual_seed(1)
+        with rg.execution(impl):
+            return attention(query.to(device, dtype), key.to(device, dtype), mask=mask, bias=extra)
 
     def seen(dtype: torch.dtype, impl: str) -> rg.Trace:
         attention.to(dtype)
-        extra = None if bias is None else bias.to(dtype)
-        with rg.execution(impl), rg.record(attention, *names, **wanted) as trace:
-            attention(query.to(device, dtype), key.to(device, dtype), mask=mask, bias=extra)
+        unseen = context(dtype, impl)
+        with rg.record(attention, *names, **wanted) as trace:
+            assert torch.equal(context(dtype, impl).nan_to_num(), unseen.nan_to_num())
         return trace
 
     attention.to(case.dtype)
@@ -93,8 +105,10 @@ def check(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bias = None if bias is None else bias.to(case.dtype)
     exact, plain = seen(torch.float64, "dense"), seen(case.dtype, "dense")
     assert ways == []
-    found, again = seen(case.dtype, "auto"), seen(case.dtype, "auto")
-    assert ways == ["kernel", "kernel"]
+    found, again = (seen(case.dtype, "fused" if along else "blockwise") for _ in range(2))
+    # Contexts of float16 come from a series that is not exact enough for its entropies.
+    by_series = case.dtype == torch.float16 and case.act == "tanh" and not case.bias
+    assert ways == ["along" if along and not by_series else "apart"] * 2
     scores = exact.log_sum_exp().double() if "log_sum_exp" in names else torch.zeros(1)
     scores = scores[scores.isfinite()]
     for name in (*names, "mass_on"):

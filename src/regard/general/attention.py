@@ -154,7 +154,7 @@ class Attention(nn.Module):
             if context is not None:
                 return context
         call = self.call(query, key, value, mask=mask, bias=bias, start=start)
-        call = hooks.changed(self, call)
+        call = hooks.asked(self, hooks.changed(self, call))
         context = execute(call, self.impl)
         hooks.seen(self, call)
         return context.squeeze(-2) if call.single else context

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from regard._errors import nearest, refusal
+from regard.ops.asked import answered, is_summed
 from regard.ops.blockwise import over_rows
-from regard.ops.call import Call, Tile
+from regard.ops.call import Asked, Call, Tile
 from regard.ops.dispatch import autocasting, rows_of_panel, wants_dense
 from regard.ops.edges import EdgeCall, EdgeTile
 from regard.ops.fill import where
@@ -132,6 +133,15 @@ def check_fields(names: Mapping[str, Any]) -> None:
             )
 
 
+def ask(call: Call, wanted: Mapping[str, Any]) -> Call:
+    """A call of which some fields, name to argument, are asked before it is executed; where they can be found on the way at all."""
+    arguments = {name: FIELDS[name].argument if x is None else x for name, x in wanted.items()}
+    if not is_summed(call, arguments):
+        return call
+    region = _region(call, arguments["mass_on"]) if "mass_on" in arguments else None
+    return call.with_(asked=Asked(arguments, region))
+
+
 def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     """The wanted fields, name to argument, in one pass over the rows; laid out as (..., [Nq], [...], [F])."""
     check_fields(wanted)
@@ -140,11 +150,13 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
 
     tiled = not wants_dense()
     arguments = {name: argument for name, (_, argument) in fields.items()}
-    if tiled and can_summarise(call, arguments):
+    summed = answered(call, arguments)
+    if summed is None and tiled and can_summarise(call, arguments):
         if "mass_on" in arguments:
             arguments["mass_on"] = _region(call, arguments["mass_on"])
         with asking(call):
             summed = summarised(call, arguments)
+    if summed is not None:
         return {name: shown(call, x, fields[name][0].axis) for name, x in summed.items()}
 
     def panel(i: range) -> tuple[Tensor, ...]:

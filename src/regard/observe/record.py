@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from regard._errors import refusal
-from regard.observe.fields import check_fields
+from regard.observe.fields import ask, check_fields
 from regard.observe.trace import Recorded, Trace
 from regard.ops import hooks
 from regard.ops.call import Call
@@ -99,9 +99,16 @@ def record(model: nn.Module, *fields: str, **with_argument: Any) -> Iterator[Tra
                 entry = entry.computed(wanted)
         trace.add(entry)
 
+    def asking(module: nn.Module, call: Call) -> Call:
+        return ask(call, wanted) if id(module) in paths else call
+
     with observing():
         hooks.observers.append(observe)
+        if wanted:
+            hooks.askers.append(asking)
         try:
             yield trace
         finally:
             hooks.observers.remove(observe)
+            if wanted:
+                hooks.askers.remove(asking)

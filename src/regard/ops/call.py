@@ -20,6 +20,15 @@ Bias = Tensor | Callable[[Tensor, Tensor], Tensor]
 _assumed: list[str] = []
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What somebody who watches wants to know of a call, name to argument; an execution that comes by it writes down what it found."""
+
+    wanted: Mapping[str, Any]
+    region: Tensor | None = None  # booleans over the keys, with all leading axes of the call
+    found: dict[str, Tensor] = field(default_factory=dict)
+
+
 @contextmanager
 def assuming(device: str) -> Iterator[None]:
     """Decide about calls inside as if they were on a type of device, which need not be there."""
@@ -111,6 +120,7 @@ class Call:
     single: bool = False  # the caller gave one query without its axis
     first_query: int = 0  # places of the first query and key among those of all ranks, where ranks share them
     first_key: int = 0
+    asked: Asked | None = None
 
     def with_(self, **changes: Any) -> Call:
         """A copy with some fields changed."""

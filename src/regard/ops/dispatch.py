@@ -214,6 +214,9 @@ def autocasting(device: torch.device) -> bool:
 def execute(call: Call, impl: str) -> Tensor:
     """Run a call: (..., Nq, d_v) in the dtype of its values."""
     path = choose(call, impl).path
+    if call.asked is not None and path != "fused":
+        # Parts of a call, one at a time, would each answer for the whole.
+        call = call.with_(asked=None)
     if not autocasting(call.device):
         context = _shared(call, impl) if isinstance(call, ShardedCall) else _run(call, path)
         return context if context.dtype == call.value.dtype else context.to(call.value.dtype)

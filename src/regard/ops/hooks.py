@@ -1,6 +1,6 @@
-"""The one place where an attention meets its observers: what changes calls, and what looks at them.
+"""The one place where an attention meets its observers: what changes calls, what asks something of them, and what looks at them.
 
-`regard.observe` fills these lists; attention modules only call `changed` and `seen`. The model itself is never modified.
+`regard.observe` fills these lists; attention modules only call `changed`, `asked` and `seen`. The model itself is never modified.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ Intervention = Callable[[nn.Module, Call], Call]
 Observer = Callable[[nn.Module, Call], None]
 
 interventions: list[Intervention] = []
+askers: list[Intervention] = []
 observers: list[Observer] = []
 
 
@@ -25,6 +26,15 @@ def changed(module: nn.Module, call: Call) -> Call:
         return call
     for intervene in interventions:
         call = intervene(module, call)
+    return call
+
+
+def asked(module: nn.Module, call: Call) -> Call:
+    """The call with what is asked of it, so that an execution may find it on its way; whoever asks first is heard."""
+    if not askers or torch.compiler.is_compiling() or _inside_backward():
+        return call
+    for ask in askers:
+        call = call if call.asked is not None else ask(module, call)
     return call
 
 

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard.ops.asked import answer, room_along
 from regard.ops.axes import KERNEL_DTYPES, flat, mask_bytes, spread, why_too_many
 from regard.ops.call import Call
 from regard.ops.folds import tempered
@@ -76,13 +77,18 @@ def additive_kernel(call: Call) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(form.a.dtype, form.u.dtype), call.value.dtype)
     a, u, w, mask, bias, causal = scoring_operands(call)
     a, u, v = a.to(dtype), u.to(dtype), flat(call.value.to(dtype), lead)
-    operands = (a, u, w, v, mask, bias, *Align.of(call).flat(), causal, form.activation.spec)
+    align = Align.of(call)
+    operands = (a, u, w, v, mask, bias, *align.flat(), causal, form.activation.spec)
     if torch.compiler.is_compiling() or transformed():
         out: Tensor = torch.ops.regard.additive(*operands)[0]
     else:
+        from regard.ops.triton.additive_tile import Conditions
         from regard.ops.triton.attend import additive
 
-        out = additive(*operands)[0]
+        summary = None if call.asked is None else room_along(call, a, u, Conditions(mask, bias, causal, align))
+        out = additive(*operands, summary=summary)[0]
+        if summary is not None:
+            answer(call, summary)
     return out.view(*lead, *out.shape[1:])
 
 

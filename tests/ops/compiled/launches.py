@@ -83,12 +83,17 @@ def panel(dtype: torch.dtype = F32, hidden: int = 64, act: str = "tanh", n: int 
 def summary(
     dtype: torch.dtype = F32, hidden: int = 64, act: str = "tanh", mask: str = "", bias: bool = False, k: int = 0,
     names: tuple[str, ...] = ("log_sum_exp", "entropy", "expected_position", "mass_on", "mass_received"), n: int = 1024,
+    values: int = 64,
 ) -> None:  # fmt: skip
     a, u, w = on_device(2, n, hidden, dtype=dtype), on_device(2, n, hidden, dtype=dtype), on_device(1, hidden)
     allowed, causal = mask_of(mask, 2, n, n)
     region = on_device(1, n, dtype=torch.uint8) if "mass_on" in names else None
     given = Conditions(allowed, on_device(1, n, n) if bias else None, causal)
     summaries.summaries(a, u, w, act, given, names, region, k)
+    # The same beside contexts.
+    v, room = on_device(2, n, values, dtype=dtype), summaries.room_for(a, u, names, region, k, along=True)
+    none, align = (None, None), Align().flat()
+    attend.additive(a, u, w, v, given.mask, given.bias, *none, *align[2:], causal, act, summary=room)
 
 
 def scores(

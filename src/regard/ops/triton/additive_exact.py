@@ -5,6 +5,8 @@ $$s_{ij} = \sum_d w_d\, \mathrm{act}(a_{id} + u_{jd}) + b_{ij}, \qquad L_i = \lo
 with $t$ and $r$ of the alignment (see align). A choice keeps the largest score of each row beside the softmax and reads that key's value;
 an empty window reads the nearest allowed key. One program owns some rows.
 
+What somebody wants to know of a softmax (summary_tile) is summed up on the way: the context is what it is without.
+
 `skip` is a device integer: a nonzero value makes every program return at once, so that a faster path may take over without
 the host knowing.
 """
@@ -39,6 +41,16 @@ from regard.ops.triton.align import (
     uniform,
 )
 from regard.ops.triton.launching import cdiv, quick
+from regard.ops.triton.summary_tile import (
+    LOG2E,
+    Summary,
+    add_largest,
+    add_sums,
+    no_slots,
+    no_sums,
+    write_largest,
+    write_sums,
+)
 
 
 @triton.jit
@@ -67,11 +79,12 @@ def _nearest(MASK, BIAS, m, m_in, position, empty, N, smm, smn, sbm, sbn, offset
 @quick
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    A, U, EA, EU, AMAX, UMAX, W, V, MASK, BIAS, O, SOFT, LSE, PICK, ORDER, SKIP,
+    A, U, EA, EU, AMAX, UMAX, W, V, MASK, BIAS, O, SOFT, LSE, PICK, ORDER, SKIP, REGION, ENTROPIES, PLACES, ON, LARGEST,
     sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sml, smm, smn, sbl, sbm, sbn, sol, som, sod,
-    slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query,
+    slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query, srl, K,
     ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
+    ENTROPY: tl.constexpr, PLACE: tl.constexpr, HAS_REGION: tl.constexpr, TOPS: tl.constexpr, SLOTS: tl.constexpr,
     PRECISION: tl.constexpr, FAST: tl.constexpr, GUARDED: tl.constexpr, WIDE: tl.constexpr, HIDES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     if GUARDED:  # noqa: SIM102
@@ -83,6 +96,7 @@ def forward_kernel(
     m = queries(ORDER + lead * (spl > 0) * NQ, slot, NQ, ORDERED)
     i = first_query + m
     c = tl.arange(0, BV)
+    REGION += lead * srl
     A += lead * sal
     EA += lead * sal
     U += lead * sul
@@ -92,8 +106,8 @@ def forward_kernel(
     MASK += lead * sml
     BIAS += lead * sbl
     offset = N - NQ
-    top = tl.full((BM,), float("-inf"), dtype=tl.float32)
-    mass = tl.zeros((BM,), dtype=tl.float32)
+    top, mass, spread, place, on = no_sums(BM)
+    held, key = no_slots(K, BM, SLOTS)
     acc = tl.zeros((BM, BV), dtype=tl.float32)
     best = tl.full((BM,), float("-inf"), dtype=tl.float32)
     pick = tl.full((BM,), -1, dtype=tl.int32)
@@ -136,10 +150,15 @@ def forward_kernel(
             if LEARNS or CHOICE == 0:
                 if GAUSSIAN == 1:
                     s += log_gaussian(position[:, None], n[None, :], window)
-                new = tl.maximum(top, tl.max(s, 1))
+                highest = tl.max(s, 1)
+                new = tl.maximum(top, highest)
                 safe = tl.where(new == float("-inf"), 0.0, new)
                 p = tl.exp(s - safe[:, None])
                 rescale = tl.exp(top - safe)
+                spread, place, on = add_sums(
+                    p, s - safe[:, None], n, n_in, REGION, top - safe, rescale, mass, spread, place, on,
+                    ENTROPY, PLACE, HAS_REGION,
+                )  # fmt: skip
                 mass = mass * rescale + tl.sum(p, 1)
                 if DROP or GAUSSIAN == 2:
                     p = gains(p, SEED, lead, i, start, position, n, dropout, window, DROP, GAUSSIAN, BN)
@@ -147,6 +166,8 @@ def forward_kernel(
                 acc = acc * rescale[:, None]
                 acc = tl.dot(p, v.to(tl.float32), acc, input_precision=PRECISION)
                 top = new
+                if TOPS:
+                    held, key = add_largest(s, n, highest, held, key, SLOTS)
     # NaN counts as alive, so that it is seen in the result.
     alive = mass != 0
     out = tl.where(alive[:, None], acc / tl.where(alive, mass, 1.0)[:, None], 0.0)
@@ -176,23 +197,33 @@ def forward_kernel(
         tl.store(SOFT + (lead * NQ + m[:, None]) * DV + c[None, :], out if CHOICE == 0 else soft, mask=columns)
     tl.store(O + lead * sol + m[:, None] * som + c[None, :] * sod, out.to(O.dtype.element_ty), mask=columns)
     tl.store(LSE + lead * NQ + m, tl.where(alive, top + tl.log(tl.where(alive, mass, 1.0)), float("-inf")), mask=m_in)
+    at = lead * NQ + m
+    if ENTROPY or PLACE or HAS_REGION or TOPS:
+        # There scores count in powers of two.
+        lse = write_sums(
+            top * LOG2E, mass, spread * LOG2E, place, on, at, m_in, ENTROPIES, PLACES, ON, ENTROPY, PLACE, HAS_REGION
+        )  # fmt: skip
+        if TOPS:
+            write_largest(held * LOG2E, key, lse, at, m_in, LARGEST, K, SLOTS)
 
 
 def forward(
-    x: Exact, v: Tensor, given: Conditions, out: Tensor, soft: Tensor, lse: Tensor, pick: Tensor, skip: Tensor | None
-) -> None:
+    x: Exact, v: Tensor, given: Conditions, out: Tensor, soft: Tensor, lse: Tensor, pick: Tensor, skip: Tensor | None,
+    summary: Summary | None = None,
+) -> None:  # fmt: skip
     """Write out (L, Nq, d_v) and lse (L, Nq), unless there is a `skip` that is nonzero on the device.
 
     Where there is room, also `soft`, what the softmax weights read in float32, and `pick` (-1: none), which single key was read by a
-    choice or in an empty window.
+    choice or in an empty window. Of a softmax, the rows of a summary as well.
     """
     length, dv = x.a.shape[0], v.shape[-1]
+    told = Summary() if summary is None else summary
     mask, sml, smm, smn = mask_arguments(given.mask, x.w)
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
     tile, order = blocks(dv, False), given.align.order(x.n)
     forward_kernel[(cdiv(x.nq, tile["BM"]), length)](
         *x.operands(), v, mask, bias, out, soft, lse, pick, x.w if order is None else order, x.w if skip is None else skip,
-        *x.strides(), *v.stride(), sml, smm, smn, sbl, sbm, sbn, *out.stride(),
-        x.slope, x.nq, x.n, x.w.shape[-1], dv, *given.align.arguments(x.w),
-        **x.flags(), **given.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft.numel() > 0, HIDES=given.align.hides, **tile,
+        *told.tensors(x.w), *x.strides(), *v.stride(), sml, smm, smn, sbl, sbm, sbn, *out.stride(),
+        x.slope, x.nq, x.n, x.w.shape[-1], dv, *given.align.arguments(x.w), *told.numbers(),
+        **x.flags(), **given.flags(), **told.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft.numel() > 0, HIDES=given.align.hides, **tile,
     )  # fmt: skip

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.ops.triton import additive_exact, additive_grads
+from regard.ops.triton import additive_exact, additive_grads, summaries
 from regard.ops.triton.additive_sine import HALVES, Sine, plan_size, prologue, uses_sines
 from regard.ops.triton.additive_tile import Conditions, Exact, supports
 from regard.ops.triton.align import ALL, FLAT, Align
 from regard.ops.triton.mapped import fold, one_by_one, too_many, unfold
+from regard.ops.triton.summary_tile import Summary
 
 __all__ = ["additive", "supports"]
 
@@ -53,7 +54,9 @@ def _results(a: Tensor, v: Tensor, given: Conditions, act: str) -> tuple[Tensor,
     )
 
 
-def _forward(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object) -> tuple[Tensor, ...]:
+def _forward(
+    a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object, summary: Summary | None = None
+) -> tuple[Tensor, ...]:
     """Contexts (L, Nq, d_v) in the dtype of v, and what the backward needs.
 
     That is the log-sum-exp of the scores (L, Nq) in float32, what the softmax weights read in float32, and the single key that was read
@@ -62,17 +65,20 @@ def _forward(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object) -> tup
     In the sine basis the log-sum-exp leaves out a constant of each row, which cancels in the weights.
 
     a (L, Nq, D), u (L, N, D), w (L or 1, D), v (L, N, d_v); mask bytes and bias (L or 1, Nq or 1, N or 1); causal aligns the last
-    query with the last key; seed to kinds are an `Align`.
+    query with the last key; seed to kinds are an `Align`. A `summary` of a softmax is written beside, in the same pass.
     """
     given, act = _read(given_)  # type: ignore[arg-type]
     out, lse, soft, pick, plan = _results(a, v, given, act)
+    sine, skip = None, None
     if uses_sines(a, act, given):
         sine = Sine(a, u, w, plan, fresh=True)
         sine.forward(v, given, out, lse)
-        # Runs only where the device found the range too wide for a series.
-        additive_exact.forward(Exact(a, u, w, act, prepare=False), v, given, out, soft, lse, pick, sine.terms)
-    else:
-        additive_exact.forward(Exact(a, u, w, act, prepare=True), v, given, out, soft, lse, pick, None)
+        skip = sine.terms
+    # Beside a sine basis it runs only where the device found the range too wide for a series.
+    x = Exact(a, u, w, act, prepare=sine is None)
+    additive_exact.forward(x, v, given, out, soft, lse, pick, skip, summary)
+    if summary is not None:
+        summaries.beside_contexts(x, sine, given, lse, summary)
     return out, lse, soft, pick, plan
 
 
@@ -187,8 +193,8 @@ class Additive(torch.autograd.Function):
     """The same operator for eager mode, where the registered one spends as long on the host as the device on the work."""
 
     @staticmethod
-    def forward(ctx, *inputs):
-        results = _forward(*inputs)
+    def forward(ctx, summary, *inputs):
+        results = _forward(*inputs, summary=summary)
         _remember(ctx, inputs, results)
         ctx.mark_non_differentiable(*results[1:])
         return results
@@ -197,10 +203,12 @@ class Additive(torch.autograd.Function):
     def backward(ctx, do, *unused):
         # Asked for a graph of the backward: the registered operator refuses its derivative by name.
         gradients = torch.ops.regard.additive_backward if torch.is_grad_enabled() else _gradients
-        return _through(gradients, ctx, do)
+        return None, *_through(gradients, ctx, do)
 
 
-def additive(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given: object) -> tuple[Tensor, ...]:
-    """Contexts, log-sum-exp and what the backward needs, by the quickest way to the kernels."""
-    results: tuple[Tensor, ...] = Additive.apply(a, u, w, v, *given)
+def additive(
+    a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given: object, summary: Summary | None = None
+) -> tuple[Tensor, ...]:
+    """Contexts, log-sum-exp and what the backward needs, by the quickest way to the kernels; and a summary of a softmax."""
+    results: tuple[Tensor, ...] = Additive.apply(summary, a, u, w, v, *given)
     return results

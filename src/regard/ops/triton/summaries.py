@@ -1,12 +1,13 @@
 """Summaries of a softmax over additive scores: sums of each row in one pass, and what each key receives in a second one.
 
 Scores are exact, in float32 (additive_tile). In half precision they come from the sine basis where the context would (summaries_sine), and
-these kernels return at once unless the range is too wide for it.
+these kernels return at once unless the range is too wide for it. Where contexts are computed too, the rows are summed up in the same pass
+(additive_exact); the one here is for a call that was recorded without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 import triton
@@ -14,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.triton import summaries_sine
-from regard.ops.triton.additive_sine import plan_size, uses_sines
+from regard.ops.triton.additive_sine import Sine, plan_size, uses_sines
 from regard.ops.triton.additive_tile import (
     Conditions,
     Exact,
@@ -29,12 +30,11 @@ from regard.ops.triton.launching import cdiv, quick
 from regard.ops.triton.summary_tile import (
     LN2,
     LOG2E,
+    Summary,
     add_largest,
     add_tile,
     no_slots,
     no_sums,
-    region_arguments,
-    row_flags,
     write_largest,
     write_sums,
 )
@@ -46,9 +46,9 @@ TILE = {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 1}
 @quick
 @triton.jit
 def rows_kernel(
-    A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, REGION, LSE, ENTROPIES, PLACES, ON, LARGEST, SKIP,
-    sal, sad, sam, sul, sud, sun, swl, sml, smm, smn, sbl, sbm, sbn, srl,
-    slope, NQ, N, D, K,
+    A, U, EA, EU, AMAX, UMAX, W, MASK, BIAS, LSE, SKIP, REGION, ENTROPIES, PLACES, ON, LARGEST,
+    sal, sad, sam, sul, sud, sun, swl, sml, smm, smn, sbl, sbm, sbn,
+    slope, NQ, N, D, srl, K,
     ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     ENTROPY: tl.constexpr, PLACE: tl.constexpr, HAS_REGION: tl.constexpr, TOPS: tl.constexpr, GUARDED: tl.constexpr,
     FAST: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -147,43 +147,67 @@ def keys_kernel(
     tl.store(RECEIVED + lead * N + n, received, mask=n_in)
 
 
+def room_for(
+    a: Tensor, u: Tensor, names: Collection[str], region: Tensor | None, k: int, along: bool = False
+) -> Summary:
+    """Where sums of each row go (L, Nq), the k largest weights and their keys (L, Nq, k, 2), and what each key receives (L, N).
+
+    a (L, Nq, D), u (L, N, D); `region` bytes (L or 1, N). Contexts that are computed along with it leave the log-sum-exp.
+    """
+    (length, nq), n = a.shape[:2], u.shape[1]
+    rows = [name for name in ("entropy", "expected_position", "mass_on") if name in names]
+    # The second pass reads the log-sum-exp, whether or not somebody wants it.
+    rows += [] if along else ["log_sum_exp"]
+    found = {name: a.new_empty(length, nq, dtype=torch.float32) for name in rows}
+    if k > 0:
+        found["topk"] = a.new_empty(length, nq, k, 2, dtype=torch.float32)
+    if "mass_received" in names:
+        found["mass_received"] = a.new_empty(length, n, dtype=torch.float32)
+    return Summary(names, region, k, found)
+
+
 def summaries(
     a: Tensor, u: Tensor, w: Tensor, act: str, given: Conditions, names: Collection[str], region: Tensor | None, k: int
-) -> dict[str, Tensor]:
-    """The named sums of each row (L, Nq), the k largest weights and their keys (L, Nq, k, 2), what each key receives (L, N).
+) -> Mapping[str, Tensor]:
+    """What is wanted of the weights, where no context is computed; w is (L or 1, D).
 
-    a (L, Nq, D), u (L, N, D), w (L or 1, D). `given` is a plain softmax over the allowed keys, with or without a bias; `region` bytes
-    (L or 1, N).
+    `given` is a plain softmax over the allowed keys, with or without a bias.
     """
-    (length, nq), n, like = a.shape[:2], u.shape[1], w.float()
-    # What nobody asked for is never written, save the log-sum-exp, which the second pass reads.
-    asked = {"log_sum_exp", *names}
-    rows = ("log_sum_exp", "entropy", "expected_position", "mass_on")
-    found = {name: like.new_empty((length, nq) if name in asked else 0) for name in rows}
-    found["topk"] = like.new_empty(length, nq, k, 2)
-    found["mass_received"] = like.new_empty((length, n) if "mass_received" in names else 0)
-    skip: Tensor | None = None
-    # A series of float16 is as exact as its contexts, but not as the entropy of float16 scores.
-    if a.dtype == torch.bfloat16 and uses_sines(a, act, given):
-        skip = summaries_sine.write(a, u, w, like.new_empty(plan_size(a.dtype)), given, names, region, k, found)
+    summary = room_for(a, u, names, region, k)
+    lse, skip = summary.found["log_sum_exp"], None
+    if with_sines(a, act, given):
+        sine = Sine(a, u, w, w.new_empty(plan_size(a.dtype), dtype=torch.float32), fresh=True)
+        summaries_sine.write(sine, given, summary, None)
+        skip = sine.terms
     # Runs only where the device found the range too wide for a series, if there is one.
-    _write(Exact(a, u, w, act, prepare=skip is None), given, names, region, k, found, skip)
-    return found
+    x = Exact(a, u, w, act, prepare=skip is None)
+    _rows(x, given, summary, skip)
+    _received(x, given, lse, summary, skip)
+    return summary.found
 
 
-def _write(
-    x: Exact,
-    given: Conditions,
-    names: Collection[str],
-    region: Tensor | None,
-    k: int,
-    found: dict[str, Tensor],
-    skip: Tensor | None,
-) -> None:
-    length = x.a.shape[0]
-    mask, *mask_strides = mask_arguments(given.mask, x.w)
-    bias, *bias_strides = mask_arguments(given.bias, x.w)
-    common = {
+def with_sines(a: Tensor, act: str, given: Conditions) -> bool:
+    """Whether summaries come from the sine basis: a series of float16 is as exact as its contexts, not as the entropy of float16 scores."""
+    return a.dtype == torch.bfloat16 and uses_sines(a, act, given)
+
+
+def same_pass(a: Tensor, act: str, given: Conditions) -> bool:
+    """Whether what computes the contexts of a softmax also finds its summaries."""
+    return with_sines(a, act, given) or not uses_sines(a, act, given)
+
+
+def beside_contexts(x: Exact, sine: Sine | None, given: Conditions, lse: Tensor, summary: Summary) -> None:
+    """The rest of a summary whose rows the exact kernel has summed up beside its contexts, which left the log-sum-exp."""
+    skip = None if sine is None else sine.terms
+    if sine is not None:
+        summaries_sine.write(sine, given, summary, lse)
+    _received(x, given, lse, summary, skip)
+    if "log_sum_exp" in summary.names:
+        summary.found["log_sum_exp"] = lse if sine is None else summaries_sine.with_constant(sine, lse)
+
+
+def _common(x: Exact, given: Conditions, skip: Tensor | None) -> dict[str, object]:
+    return {
         **x.flags(),
         "FAST": arithmetic(x.w)["FAST"],
         "CAUSAL": given.causal,
@@ -192,16 +216,25 @@ def _write(
         "GUARDED": skip is not None,
         **TILE,
     }
-    inside, inside_stride = region_arguments(region, x.w)
-    stop = x.w if skip is None else skip
-    rows_kernel[(cdiv(x.nq, TILE["BM"]), length)](
-        *x.operands(), mask, bias, inside,
-        *(found[name] for name in ("log_sum_exp", "entropy", "expected_position", "mass_on", "topk")), stop,
-        *x.strides(), *mask_strides, *bias_strides, inside_stride,
-        x.slope, x.nq, x.n, x.w.shape[-1], k, **row_flags(names, k), **common,
+
+
+def _rows(x: Exact, given: Conditions, summary: Summary, skip: Tensor | None) -> None:
+    mask, *mask_strides = mask_arguments(given.mask, x.w)
+    bias, *bias_strides = mask_arguments(given.bias, x.w)
+    rows_kernel[(cdiv(x.nq, TILE["BM"]), x.a.shape[0])](
+        *x.operands(), mask, bias, summary.found["log_sum_exp"], x.w if skip is None else skip, *summary.tensors(x.w),
+        *x.strides(), *mask_strides, *bias_strides, x.slope, x.nq, x.n, x.w.shape[-1], *summary.numbers(),
+        **summary.flags(), **_common(x, given, skip),
     )  # fmt: skip
-    if "mass_received" in names:
-        keys_kernel[(cdiv(x.n, TILE["BM"]), length)](
-            *x.operands(), mask, bias, found["log_sum_exp"], found["mass_received"], stop,
-            *x.strides(), *mask_strides, *bias_strides, x.slope, x.nq, x.n, x.w.shape[-1], **common,
-        )  # fmt: skip
+
+
+def _received(x: Exact, given: Conditions, lse: Tensor, summary: Summary, skip: Tensor | None) -> None:
+    """What each key receives, if somebody wants it."""
+    if "mass_received" not in summary.names:
+        return
+    mask, *mask_strides = mask_arguments(given.mask, x.w)
+    bias, *bias_strides = mask_arguments(given.bias, x.w)
+    keys_kernel[(cdiv(x.n, TILE["BM"]), x.a.shape[0])](
+        *x.operands(), mask, bias, lse, summary.found["mass_received"], x.w if skip is None else skip,
+        *x.strides(), *mask_strides, *bias_strides, x.slope, x.nq, x.n, x.w.shape[-1], **_common(x, given, skip),
+    )  # fmt: skip

@@ -6,8 +6,6 @@ Without a series for the range of the data these kernels return at once and leav
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 import triton
 import triton.language as tl
@@ -19,12 +17,11 @@ from regard.ops.triton.launching import cdiv, quick
 from regard.ops.triton.summary_tile import (
     LN2,
     LOG2E,
+    Summary,
     add_largest,
     add_tile,
     no_slots,
     no_sums,
-    region_arguments,
-    row_flags,
     write_largest,
     write_sums,
 )
@@ -36,8 +33,8 @@ KEYS_TILE = {"BM": 128, "BN": 256, "BK": 64, "num_warps": 8, "num_stages": 3}
 @quick
 @triton.jit
 def rows_kernel(
-    PHI, PSI, BETA, A, W, MASK, REGION, CENTRED, LSE, ENTROPIES, PLACES, ON, LARGEST, TERMS, SCALES,
-    sw, sml, smm, smn, srl, NQ, N, D, K,
+    PHI, PSI, BETA, A, W, MASK, CENTRED, LSE, TERMS, SCALES, REGION, ENTROPIES, PLACES, ON, LARGEST,
+    sw, sml, smm, smn, NQ, N, D, srl, K,
     CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, WHOLE: tl.constexpr, ENTROPY: tl.constexpr, PLACE: tl.constexpr,
     HAS_REGION: tl.constexpr, TOPS: tl.constexpr, SLOTS: tl.constexpr, DP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -126,29 +123,31 @@ def keys_kernel(
     tl.store(RECEIVED + lead * N + n, received, mask=n_in)
 
 
-def write(
-    a: Tensor, u: Tensor, w: Tensor, plan: Tensor, given: Conditions, names: Collection[str], region: Tensor | None, k: int,
-    found: dict[str, Tensor],
-) -> Tensor:  # fmt: skip
-    """Write what is found of a plain softmax, if the range allows; give back the device integer that is 0 where it does not."""
-    sine = Sine(a, u, w, plan, fresh=True)
-    mask, *mask_strides = mask_arguments(given.mask, plan)
-    inside, inside_stride = region_arguments(region, plan)
+def write(sine: Sine, given: Conditions, summary: Summary, lse: Tensor | None) -> None:
+    """Write what is found of a plain softmax, if the range allows; `lse` (L, Nq) is what its contexts left, without the constant."""
+    mask, *mask_strides = mask_arguments(given.mask, sine.bias)
     flags = {"CAUSAL": given.causal, "HAS_MASK": given.mask is not None, "DP": sine.dp}
-    centred = torch.empty(sine.length, sine.nq, device=a.device)
     # A mask and many slots take registers.
-    narrow = {"BN": 128} if given.mask is not None or k > 8 else {}
-    tile = tile_of(a, {**ROWS_TILE, **narrow}, given)
-    rows_kernel[(cdiv(sine.nq, tile["BM"]), sine.length)](
-        *sine.descriptors(tile), sine.bias, sine.a, sine.w, mask, inside, centred,
-        *(found[name] for name in ("log_sum_exp", "entropy", "expected_position", "mass_on", "topk")), sine.terms, sine.scales,
-        sine.w_stride(), *mask_strides, inside_stride, sine.nq, sine.n, sine.width, k,
-        WHOLE="log_sum_exp" in names, **row_flags(names, k), **flags, **tile,
-    )  # fmt: skip
-    if "mass_received" in names:
-        tile = tile_of(a, {**KEYS_TILE, **narrow}, given)
+    narrow = {"BN": 128} if given.mask is not None or summary.k > 8 else {}
+    wanted = summary.flags()
+    centred = torch.empty(sine.length, sine.nq, device=sine.bias.device) if lse is None else lse * LOG2E.value
+    if lse is None or any(wanted[name] for name in ("ENTROPY", "PLACE", "HAS_REGION", "TOPS")):
+        tile = tile_of(sine.a, {**ROWS_TILE, **narrow}, given)
+        whole = summary.found["log_sum_exp"] if lse is None else centred
+        rows_kernel[(cdiv(sine.nq, tile["BM"]), sine.length)](
+            *sine.descriptors(tile), sine.bias, sine.a, sine.w, mask, centred, whole, sine.terms, sine.scales, *summary.tensors(centred),
+            sine.w_stride(), *mask_strides, sine.nq, sine.n, sine.width, *summary.numbers(),
+            WHOLE=lse is None and "log_sum_exp" in summary.names, **wanted, **flags, **tile,
+        )  # fmt: skip
+    if "mass_received" in summary.names:
+        tile = tile_of(sine.a, {**KEYS_TILE, **narrow}, given)
         keys_kernel[(cdiv(sine.n, tile["BM"]), sine.length)](
-            *sine.descriptors(tile, own_keys=True), sine.bias, mask, centred, found["mass_received"], sine.terms, sine.scales,
+            *sine.descriptors(tile, own_keys=True), sine.bias, mask, centred, summary.found["mass_received"], sine.terms, sine.scales,
             *mask_strides, sine.nq, sine.n, **flags, **tile,
         )  # fmt: skip
-    return sine.terms
+
+
+def with_constant(sine: Sine, lse: Tensor) -> Tensor:
+    """The log-sum-exp of the scores, from that which leaves out what the basis does not compute."""
+    constant = sine.scales[0] * (sine.a.float() * (sine.w if len(sine.w) == 1 else sine.w[:, None])).sum(-1)
+    return lse + torch.where(sine.terms != 0, constant.view(lse.shape), 0.0)

@@ -13,6 +13,7 @@ The k largest scores of a row stand in k slots; a tile hands its largest over wh
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import triton
 import triton.language as tl
@@ -52,8 +53,24 @@ def add_tile(
     below = s - safe[:, None]
     p = tl.exp2(below)
     rescale = tl.exp2(top - safe)
+    spread, place, on = add_sums(
+        p, below, n, n_in, REGION, top - safe, rescale, mass, spread, place, on, ENTROPY, PLACE, HAS_REGION
+    )
+    mass = mass * rescale + tl.sum(p, 1)
+    return new, mass, spread, place, on, highest
+
+
+@triton.jit
+def add_sums(
+    p, below, n, n_in, REGION, shift, rescale, mass, spread, place, on,
+    ENTROPY: tl.constexpr, PLACE: tl.constexpr, HAS_REGION: tl.constexpr,
+):  # fmt: skip
+    """Spread, place and mass on a region with the weights p of a tile added, which are powers `below` of any base.
+
+    `shift` is the power of that base by which what stood there shrinks, `mass` what it was before.
+    """
     if ENTROPY:
-        shift = tl.where(top == float("-inf"), 0.0, top - safe)
+        shift = tl.where(shift == float("-inf"), 0.0, shift)
         # Where p is 0 its logarithm only has to be finite.
         spread = rescale * (spread + shift * mass) + tl.sum(p * tl.maximum(below, -1e4), 1)
     if PLACE:
@@ -61,8 +78,7 @@ def add_tile(
     if HAS_REGION:
         inside = tl.load(REGION + n, mask=n_in, other=0) != 0
         on = on * rescale + tl.sum(tl.where(inside[None, :], p, 0.0), 1)
-    mass = mass * rescale + tl.sum(p, 1)
-    return new, mass, spread, place, on, highest
+    return spread, place, on
 
 
 @triton.jit
@@ -118,17 +134,30 @@ def write_largest(held, key, lse, at, m_in, LARGEST, K, SLOTS: tl.constexpr):
     tl.store(to + 1, key.to(tl.float32), mask=slots)
 
 
-def region_arguments(region: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
-    """Bytes (L or 1, N) and their leading stride; `like`, never read, where there is no region."""
-    return (like, 0) if region is None else (region, region.stride(0) if len(region) > 1 else 0)
+@dataclass(frozen=True)
+class Summary:
+    """What is wanted of every row, and where it goes."""
 
+    names: Collection[str] = ()
+    region: Tensor | None = None  # bytes (L or 1, N)
+    k: int = 0
+    found: dict[str, Tensor] = field(default_factory=dict)
 
-def row_flags(names: Collection[str], k: int) -> dict[str, bool | int]:
-    """What of a row is asked for, at compile time."""
-    return {
-        "ENTROPY": "entropy" in names,
-        "PLACE": "expected_position" in names,
-        "HAS_REGION": "mass_on" in names,
-        "TOPS": k > 0,
-        "SLOTS": power_of_2(max(1, k)),
-    }
+    def tensors(self, like: Tensor) -> tuple[Tensor, ...]:
+        """REGION, ENTROPIES, PLACES, ON, LARGEST; `like`, never touched, for what nobody wants."""
+        region = like if self.region is None else self.region
+        return region, *(self.found.get(name, like) for name in ("entropy", "expected_position", "mass_on", "topk"))
+
+    def numbers(self) -> tuple[int, int]:
+        """Leading stride of the region, and how many of the largest."""
+        return 0 if self.region is None or len(self.region) == 1 else self.region.stride(0), self.k
+
+    def flags(self) -> dict[str, bool | int]:
+        """What of a row is asked for, at compile time."""
+        return {
+            "ENTROPY": "entropy" in self.names,
+            "PLACE": "expected_position" in self.names,
+            "HAS_REGION": "mass_on" in self.names,
+            "TOPS": self.k > 0,
+            "SLOTS": power_of_2(max(1, self.k)),
+        }
