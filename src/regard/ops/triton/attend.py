@@ -193,7 +193,8 @@ class Additive(torch.autograd.Function):
     """The same operator for eager mode, where the registered one spends as long on the host as the device on the work."""
 
     @staticmethod
-    def forward(ctx, summary, *inputs):
+    def forward(ctx, *inputs_and_summary):
+        *inputs, summary = inputs_and_summary
         results = _forward(*inputs, summary=summary)
         _remember(ctx, inputs, results)
         ctx.mark_non_differentiable(*results[1:])
@@ -203,12 +204,12 @@ class Additive(torch.autograd.Function):
     def backward(ctx, do, *unused):
         # Asked for a graph of the backward: the registered operator refuses its derivative by name.
         gradients = torch.ops.regard.additive_backward if torch.is_grad_enabled() else _gradients
-        return None, *_through(gradients, ctx, do)
+        return *_through(gradients, ctx, do), None
 
 
 def additive(
     a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given: object, summary: Summary | None = None
 ) -> tuple[Tensor, ...]:
     """Contexts, log-sum-exp and what the backward needs, by the quickest way to the kernels; and a summary of a softmax."""
-    results: tuple[Tensor, ...] = Additive.apply(summary, a, u, w, v, *given)
+    results: tuple[Tensor, ...] = Additive.apply(a, u, w, v, *given, summary)
     return results
