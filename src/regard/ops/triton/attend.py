@@ -193,8 +193,8 @@ class Additive(torch.autograd.Function):
     """The same operator for eager mode, where the registered one spends as long on the host as the device on the work."""
 
     @staticmethod
-    def forward(ctx, *inputs_and_summary):
-        *inputs, summary = inputs_and_summary
+    def forward(ctx, *given):
+        inputs, summary = given[:-1], given[-1]
         results = _forward(*inputs, summary=summary)
         _remember(ctx, inputs, results)
         ctx.mark_non_differentiable(*results[1:])
