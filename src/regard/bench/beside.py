@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -42,11 +42,11 @@ def beside(
     error: Callable[[Tensor], float] | None = None,
     device: str = "cuda",
     budget: float = 0.3,
-    graphs: bool = False,
+    graphs: Collection[str] = (),
 ) -> Iterator[Row]:
     """Rows of all: forward, with an error of its result, and a training step down to the inputs and what is learned.
 
-    With `graphs`, both once more as CUDA graphs.
+    Those who are named in `graphs` are measured as CUDA graphs, too.
     """
     wanted = [*(x for x in xs if x.requires_grad), *learned]
     grad = None
@@ -72,7 +72,7 @@ def beside(
             yield Row(question, f"{case}, training step", what, note="out of memory")
         else:
             yield measured(question, f"{case}, training step", what, step, device, budget)
-        if graphs and row.seconds is not None:
+        if what in graphs and row.seconds is not None:
             yield from as_graphs(question, case, what, forward, step, device, budget)
 
 

@@ -82,7 +82,7 @@ def compared(
     }
     case = f"{kind} B{lead[0]} H{lead[1]} N{n} d{WIDTH} {str(dtype).split('.')[1]}"
     learned = list(attend.parameters())
-    graphs = device == "cuda" and n <= SHORT
+    graphs = who if device == "cuda" and n <= SHORT else ()
     for row in beside(QUESTION, case, who, xs, learned, first_queries(exact), device, budget, graphs):
         # Alone it computes another function.
         row.error = None if row.what == "SDPA alone" and kind != "scaled dot" else row.error

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from regard.bench.beside import measured
+from regard.bench.beside import as_graphs, measured
 from regard.bench.measure import Row, cuda_peak_mib, exponent, relative_error, seconds
 
 QUESTION = "multi-gpu"
 WIDTH = 64
 BOUND = 5.0
+# Sequences up to here are measured as CUDA graphs too.
+SHORT = 1024
 
 Formula = Callable[..., Tensor]
 
@@ -98,6 +100,8 @@ def speed(kind: str, batch: int, n: int, dtype: torch.dtype) -> Iterator[Row]:
             row = measured(QUESTION, f"{case}, forward", what, lambda run=run: run(*xs))  # type: ignore[misc]
         yield row
         yield measured(QUESTION, f"{case}, training step", what, step)
+        if n <= SHORT and what != "eager":
+            yield from as_graphs(QUESTION, case, what, lambda run=run: run(*xs), step)  # type: ignore[misc]
     torch.cuda.empty_cache()
 
 
