@@ -19,19 +19,16 @@ from torch import Tensor
 
 from regard.ops.triton.launching import cdiv, power_of_2, quick
 
-# The largest bfloat16.
-LARGEST = tl.constexpr(3.3895313892515355e38)
-
 
 @triton.jit
 def _leading(x):
-    """The leading eight bits of each number."""
+    """The leading eight bits of each number. The largest float32 would be rounded to infinity."""
     return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def cut(x):
-    """The parts of what is in registers. The others being rounded (`in_parts`), what these leave out has either sign."""
+    """The parts of what is in registers, where rounding would take more operations."""
     first = _leading(x)
     rest = x - first
     second = _leading(rest)
@@ -73,9 +70,9 @@ def parts_kernel(X, PARTS, sxl, sxn, sxd, N, DV, ROOM, part, BR: tl.constexpr, B
     c = tl.arange(0, BV)
     inside = (n[:, None] < N) & (c[None, :] < DV)
     x = tl.load(X + lead * sxl + n[:, None] * sxn + c[None, :] * sxd, mask=inside, other=0.0).to(tl.float32)
-    # The largest float32 would be rounded to infinity.
-    first = tl.minimum(tl.maximum(x.to(tl.bfloat16).to(tl.float32), -LARGEST), LARGEST)
+    first = _leading(x)
     rest = x - first
+    # Rounded, so that what the products leave out has either sign.
     second = rest.to(tl.bfloat16)
     third = rest - second.to(tl.float32)
     TO = PARTS + (lead * ROOM + n[:, None]) * BV + c[None, :]
