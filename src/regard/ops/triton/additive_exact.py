@@ -30,6 +30,7 @@ from regard.ops.triton.additive_tile import (
     scores,
 )
 from regard.ops.triton.align import (
+    ALL,
     FOR_DROPOUT,
     first_largest,
     gains,
@@ -40,8 +41,10 @@ from regard.ops.triton.align import (
     span,
     uniform,
 )
+from regard.ops.triton.bfloat_parts import cut, in_parts, load_parts, product
 from regard.ops.triton.launching import cdiv, quick
 from regard.ops.triton.summary_tile import (
+    LN2,
     LOG2E,
     Summary,
     add_largest,
@@ -79,8 +82,8 @@ def _nearest(MASK, BIAS, m, m_in, position, empty, N, smm, smn, sbm, sbn, offset
 @quick
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    A, U, EA, EU, AMAX, UMAX, W, V, MASK, BIAS, O, SOFT, LSE, PICK, ORDER, SKIP, REGION, ENTROPIES, PLACES, ON, LARGEST,
-    sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sml, smm, smn, sbl, sbm, sbn, sol, som, sod,
+    A, U, EA, EU, AMAX, UMAX, W, V, PARTS, MASK, BIAS, O, SOFT, LSE, PICK, ORDER, SKIP, REGION, ENTROPIES, PLACES, ON, LARGEST,
+    sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, spp, spt, sml, smm, smn, sbl, sbm, sbn, sol, som, sod,
     slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query, srl, K,
     ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
@@ -103,9 +106,13 @@ def forward_kernel(
     EU += lead * sul
     W += lead * swl
     V += lead * svl
+    PARTS += lead * spt
     MASK += lead * sml
     BIAS += lead * sbl
     offset = N - NQ
+    # Whether more than the number of keys decides which pairs there are.
+    BY_PAIR: tl.constexpr = CAUSAL or HAS_MASK or LOCAL
+    # The largest score is one in base 2, those in the slots are as they come.
     top, mass, spread, place, on = no_sums(BM)
     held, key = no_slots(K, BM, SLOTS)
     acc = tl.zeros((BM, BV), dtype=tl.float32)
@@ -123,7 +130,8 @@ def forward_kernel(
     for start in range(begin, end, BN):
         n = start + tl.arange(0, BN)
         n_in = n < N
-        ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
+        if BY_PAIR:
+            ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
         if LOCAL:
             ok = ok & inside(position[:, None], n[None, :], window)
         seen = 1
@@ -135,6 +143,9 @@ def forward_kernel(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, reach, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
             )  # fmt: skip
+            if not BY_PAIR:
+                # Not before, or it would be kept for every pair of tokens meanwhile. Nobody reads what other rows hold.
+                ok = n_in[None, :]
             s = tl.where(ok, s, float("-inf"))
             if NOISE:
                 s += noise_of(SEED, lead, i, start, rate, BN)
@@ -151,20 +162,27 @@ def forward_kernel(
                 if GAUSSIAN == 1:
                     s += log_gaussian(position[:, None], n[None, :], window)
                 highest = tl.max(s, 1)
-                new = tl.maximum(top, highest)
+                new = tl.maximum(top, highest * LOG2E)
                 safe = tl.where(new == float("-inf"), 0.0, new)
-                p = tl.exp(s - safe[:, None])
-                rescale = tl.exp(top - safe)
+                below = s * LOG2E - safe[:, None]
+                p = tl.exp2(below)
+                rescale = tl.exp2(top - safe)
                 spread, place, on = add_sums(
-                    p, s - safe[:, None], n, n_in, REGION, top - safe, rescale, mass, spread, place, on,
-                    ENTROPY, PLACE, HAS_REGION,
-                )  # fmt: skip
+                    p, below, n, n_in, REGION, top - safe, rescale, mass, spread, place, on, ENTROPY, PLACE, HAS_REGION
+                )
                 mass = mass * rescale + tl.sum(p, 1)
                 if DROP or GAUSSIAN == 2:
                     p = gains(p, SEED, lead, i, start, position, n, dropout, window, DROP, GAUSSIAN, BN)
-                v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
-                acc = acc * rescale[:, None]
-                acc = tl.dot(p, v.to(tl.float32), acc, input_precision=PRECISION)
+                if PADDED:
+                    v1, v2, v3 = load_parts(PARTS, n[:, None] * BV + c[None, :], spp)
+                    p1, p2, p3 = cut(p)
+                    acc = acc * rescale[:, None] + product(p1, p2, p3, v1, v2, v3, FAST)
+                else:
+                    v = tl.load(
+                        V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0
+                    )
+                    acc = acc * rescale[:, None]
+                    acc = tl.dot(p, v.to(tl.float32), acc, input_precision=PRECISION)
                 top = new
                 if TOPS:
                     held, key = add_largest(s, n, highest, held, key, SLOTS)
@@ -196,12 +214,12 @@ def forward_kernel(
     if WIDE:
         tl.store(SOFT + (lead * NQ + m[:, None]) * DV + c[None, :], out if CHOICE == 0 else soft, mask=columns)
     tl.store(O + lead * sol + m[:, None] * som + c[None, :] * sod, out.to(O.dtype.element_ty), mask=columns)
-    tl.store(LSE + lead * NQ + m, tl.where(alive, top + tl.log(tl.where(alive, mass, 1.0)), float("-inf")), mask=m_in)
-    at = lead * NQ + m
+    lse = tl.where(alive, top * LN2 + tl.log(tl.where(alive, mass, 1.0)), float("-inf"))
+    tl.store(LSE + lead * NQ + m, lse, mask=m_in)
     if ENTROPY or PLACE or HAS_REGION or TOPS:
-        # There scores count in powers of two.
+        at = lead * NQ + m
         lse = write_sums(
-            top * LOG2E, mass, spread * LOG2E, place, on, at, m_in, ENTROPIES, PLACES, ON, ENTROPY, PLACE, HAS_REGION
+            top, mass, spread, place, on, at, m_in, ENTROPIES, PLACES, ON, ENTROPY, PLACE, HAS_REGION
         )  # fmt: skip
         if TOPS:
             write_largest(held * LOG2E, key, lse, at, m_in, LARGEST, K, SLOTS)
@@ -220,10 +238,12 @@ def forward(
     told = Summary() if summary is None else summary
     mask, sml, smm, smn = mask_arguments(given.mask, x.w)
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
+    sums = given.align.choice == ALL or given.align.learns
+    parts = in_parts(v, x.u.shape[1]) if x.padded and sums else v
     tile, order = blocks(dv, False), given.align.order(x.n)
     forward_kernel[(cdiv(x.nq, tile["BM"]), length)](
-        *x.operands(), v, mask, bias, out, soft, lse, pick, x.w if order is None else order, x.w if skip is None else skip,
-        *told.tensors(x.w), *x.strides(), *v.stride(), sml, smm, smn, sbl, sbm, sbn, *out.stride(),
+        *x.operands(), v, parts, mask, bias, out, soft, lse, pick, x.w if order is None else order, x.w if skip is None else skip,
+        *told.tensors(x.w), *x.strides(), *v.stride(), *parts.stride()[:2], sml, smm, smn, sbl, sbm, sbn, *out.stride(),
         x.slope, x.nq, x.n, x.w.shape[-1], dv, *given.align.arguments(x.w), *told.numbers(),
         **x.flags(), **given.flags(), **told.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft.numel() > 0, HIDES=given.align.hides, **tile,
     )  # fmt: skip

@@ -37,24 +37,34 @@ from regard.ops.triton.additive_tile import (
     scores,
 )
 from regard.ops.triton.align import ALL, FLAT, gains, inside, log_gaussian, log_gaussian_slope, noise_of, span
+from regard.ops.triton.bfloat_parts import cut, in_parts, load_parts, product
 from regard.ops.triton.launching import cdiv, quick
 
 
 @triton.jit
 def _gradient_of_scores(s, x, gain, ok, lse, delta):
-    """What is read (r P), P x and G of a tile of scores; x is do · v, gain r, and lse and delta are along the queries of the tile."""
-    alive = lse > float("-inf")
-    ok = ok & alive
-    p = tl.where(ok, tl.exp(s - tl.where(alive, lse, 0.0)), 0.0)
+    """What is read (r P), P x and G of a tile of scores; x is do · v, gain r, and lse and delta are along the queries of the tile.
+
+    Queries that read nothing have an infinite lse.
+    """
+    p = tl.where(ok, tl.exp(s - lse), 0.0)
     x = x * gain
     return p * gain, p * x, tl.where(ok, p * (x - delta), 0.0)
+
+
+@triton.jit
+def _log_sums(LSE, m, m_in):
+    """The log-sum-exp of some queries, infinite where nothing is read, and whether something is."""
+    lse = tl.load(LSE + m, mask=m_in, other=float("-inf"))
+    alive = lse > float("-inf")
+    return tl.where(alive, lse, float("inf")), alive
 
 
 @quick
 @triton.jit(do_not_specialize=SIZES)
 def query_grad_kernel(
-    A, U, EA, EU, AMAX, UMAX, W, V, DO, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DA, DW, DBIAS, DPOSITION, SKIP,
-    sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, sbl, sbm, sbn, stl, std, stt,
+    A, U, EA, EU, AMAX, UMAX, W, V, DO, V_PARTS, DO_PARTS, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DA, DW, DBIAS, DPOSITION, SKIP,
+    sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sgl, sgm, sgd, svp, svt, sgp, sgt, sml, smm, smn, sbl, sbm, sbn, stl, std, stt,
     slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query,
     ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
@@ -77,16 +87,23 @@ def query_grad_kernel(
     W += lead * swl
     V += lead * svl
     DO += lead * sgl
+    V_PARTS += lead * svt
+    DO_PARTS += lead * sgt
     MASK += lead * sml
     BIAS += lead * sbl
     DA += lead * stl
     DW += lead * stl
     DBIAS += lead * NQ * N
     offset = N - NQ
-    lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
+    # Whether more than the number of keys decides which pairs there are.
+    BY_PAIR: tl.constexpr = CAUSAL or HAS_MASK or HAS_BIAS or LOCAL
+    lse, alive = _log_sums(LSE + lead * NQ, m, m_in)
     delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
-    do = tl.load(DO + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0)
-    do = do.to(tl.float32)
+    if PADDED:
+        do1, do2, do3 = load_parts(DO_PARTS, m[:, None] * BV + c[None, :], sgp)
+    else:
+        do = tl.load(DO + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0)
+        do = do.to(tl.float32)
     a_top = largest(AMAX + lead * NQ, m, m_in, SHARE)
     begin, end = 0, N
     if CAUSAL:
@@ -103,7 +120,8 @@ def query_grad_kernel(
     for start in range(begin, end, BN):
         n = start + tl.arange(0, BN)
         n_in = n < N
-        ok = allowed(MASK, m, n, m_in, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
+        if BY_PAIR:
+            ok = allowed(MASK, m, n, alive, n_in, smm, smn, offset, CAUSAL, HAS_MASK)
         if LOCAL:
             ok = ok & inside(position[:, None], n[None, :], window)
         seen = 1
@@ -115,8 +133,12 @@ def query_grad_kernel(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, reach, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
             )  # fmt: skip
-            v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
-            x = tl.dot(do, tl.trans(v.to(tl.float32)), input_precision=PRECISION)
+            if PADDED:
+                v1, v2, v3 = load_parts(V_PARTS, n[:, None] * BV + c[None, :], svp)
+                x = product(do1, do2, do3, tl.trans(v1), tl.trans(v2), tl.trans(v3), FAST)
+            else:
+                v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
+                x = tl.dot(do, tl.trans(v.to(tl.float32)), input_precision=PRECISION)
             if NOISE:
                 s += noise_of(SEED, lead, i, start, rate, BN)
             if GAUSSIAN == 1:
@@ -127,6 +149,9 @@ def query_grad_kernel(
                     tl.full((BM, BN), 1.0, dtype=tl.float32), SEED, lead, i, start, position, n, dropout, window,
                     DROP, GAUSSIAN, BN,
                 )  # fmt: skip
+            if not BY_PAIR:
+                # Not before, or it would be kept for every pair of tokens meanwhile.
+                ok = n_in[None, :]
             read, px, g = _gradient_of_scores(s, x, gain, ok, lse[:, None], refined[:, None])
             if GAUSSIAN != 0:
                 moving = g if GAUSSIAN == 1 else px
@@ -148,8 +173,8 @@ def query_grad_kernel(
 @quick
 @triton.jit(do_not_specialize=SIZES)
 def key_grad_kernel(
-    A, U, EA, EU, AMAX, UMAX, W, V, DO, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DU, DV_OUT, SKIP,
-    sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sgl, sgm, sgd, sml, smm, smn, sbl, sbm, sbn, stl, std, stt,
+    A, U, EA, EU, AMAX, UMAX, W, V, DO, V_PARTS, DO_PARTS, MASK, BIAS, LSE, DELTA, EXCESS, PICK, ORDER, DU, DV_OUT, SKIP,
+    sal, sad, sam, sul, sud, sun, swl, svl, svn, svd, sgl, sgm, sgd, svp, svt, sgp, sgt, sml, smm, smn, sbl, sbm, sbn, stl, std, stt,
     slope, NQ, N, D, DV, SEED, POSITION, spl, rate, window, dropout, first_query,
     ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
@@ -171,13 +196,19 @@ def key_grad_kernel(
     W += lead * swl
     V += lead * svl
     DO += lead * sgl
+    V_PARTS += lead * svt
+    DO_PARTS += lead * sgt
     MASK += lead * sml
     BIAS += lead * sbl
     DU += lead * stl
     offset = N - NQ
+    BY_PAIR: tl.constexpr = CAUSAL or HAS_MASK or HAS_BIAS or LOCAL
     u_top = largest(UMAX + lead * N, n, n_in, SHARE)
-    v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
-    v = v.to(tl.float32)
+    if PADDED:
+        v1, v2, v3 = load_parts(V_PARTS, n[:, None] * BV + c[None, :], svp)
+    else:
+        v = tl.load(V + n[:, None] * svn + c[None, :] * svd, mask=n_in[:, None] & (c[None, :] < DV), other=0.0)
+        v = v.to(tl.float32)
     dv = tl.zeros((BN, BV), dtype=tl.float32)
     begin = 0
     if CAUSAL and not ORDERED:
@@ -202,11 +233,20 @@ def key_grad_kernel(
             ok = pairs(MASK, m[None, :], n[:, None], m_in[None, :], n_in[:, None], smm, smn, offset, CAUSAL, HAS_MASK)
             seen = tl.max(tl.max((ok | (pick[None, :] == n[:, None])).to(tl.int32), 1), 0)
         if seen > 0:
-            ok = pairs(MASK, m[None, :], n[:, None], m_in[None, :], n_in[:, None], smm, smn, offset, CAUSAL, HAS_MASK)
+            lse, alive = _log_sums(LSE + lead * NQ, m, m_in)
+            if BY_PAIR:
+                ok = pairs(
+                    MASK, m[None, :], n[:, None], alive[None, :], n_in[:, None], smm, smn, offset, CAUSAL, HAS_MASK
+                )
             if LOCAL:
                 ok = ok & inside(position[None, :], n[:, None], window)
-            do = tl.load(DO + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0)
-            do = do.to(tl.float32)
+            if PADDED:
+                do1, do2, do3 = load_parts(DO_PARTS, m[:, None] * BV + c[None, :], sgp)
+            else:
+                do = tl.load(
+                    DO + m[:, None] * sgm + c[None, :] * sgd, mask=m_in[:, None] & (c[None, :] < DV), other=0.0
+                )
+                do = do.to(tl.float32)
             gain = 1.0
             if DROP or GAUSSIAN == 2:
                 gain = tl.trans(
@@ -215,29 +255,39 @@ def key_grad_kernel(
                         DROP, GAUSSIAN, BN,
                     )
                 )  # fmt: skip
-            read = tl.where(m_in[None, :] & (pick[None, :] == n[:, None]), 1.0, 0.0) * gain
             if CHOICE == 0 or LEARNS:
-                lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
                 delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
                 reach = largest(AMAX + lead * NQ, m, m_in, SHARE) + u_top
                 s = scores(
                     U, A, EU, EA, W, BIAS, n, m, n_in, m_in, reach, sud, sun, sad, sam, sbn, sbm, slope, D,
                     ACT, SHARE, HAS_BIAS, FAST, PADDED, BN, BM,
                 )  # fmt: skip
-                x = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+                if PADDED:
+                    x = product(v1, v2, v3, tl.trans(do1), tl.trans(do2), tl.trans(do3), FAST)
+                else:
+                    x = tl.dot(v, tl.trans(do), input_precision=PRECISION)
                 if NOISE:
                     s += tl.trans(noise_of(SEED, lead, i, first, rate, BN))
                 if GAUSSIAN == 1:
                     s += log_gaussian(position[None, :], n[:, None], window)
-                soft, px, g = _gradient_of_scores(s, x, gain, ok, lse[None, :], delta[None, :])
+                if not BY_PAIR:
+                    ok = n_in[:, None]
+                read, px, g = _gradient_of_scores(s, x, gain, ok, lse[None, :], delta[None, :])
                 tl.store(EXCESS + (lead * tl.num_programs(0) + tl.program_id(0)) * NQ + m, tl.sum(g, 0), mask=m_in)
+            if CHOICE != 0 or LOCAL:
+                single = tl.where(m_in[None, :] & (pick[None, :] == n[:, None]), 1.0, 0.0) * gain
+                read = single if CHOICE != 0 else read + single
+            # Before the loop over hidden units, so that nobody holds the weights in it.
+            if PADDED:
+                r1, r2, r3 = cut(read)
+                dv += product(r1, r2, r3, do1, do2, do3, FAST)
+            else:
+                dv = tl.dot(read, do, dv, input_precision=PRECISION)
+            if CHOICE == 0 or LEARNS:
                 add_gradients(
                     g, U, A, EU, EA, W, DU, DU, n, m, n_in, m_in, reach, sud, sun, sad, sam, std, stt, slope, D,
                     ACT, SHARE, FAST, PADDED, False,
                 )  # fmt: skip
-                if CHOICE == 0:
-                    read += soft
-            dv = tl.dot(read, do, dv, input_precision=PRECISION)
     columns = n_in[:, None] & (c[None, :] < DV)
     tl.store(DV_OUT + (lead * N + n[:, None]) * DV + c[None, :], dv.to(DV_OUT.dtype.element_ty), mask=columns)
 
@@ -271,6 +321,7 @@ def backward(
     dbias = torch.zeros(length, x.nq, x.n, device=v.device) if wants_bias else None
     dposition = None if align.gaussian == FLAT else torch.zeros(length, x.nq, device=v.device)
     order = align.order(x.n)
+    v_parts, do_parts = (in_parts(v, x.u.shape[1]), in_parts(do, x.a.shape[1])) if x.padded else (v, do)
     excess = torch.zeros(length, grid_k, x.nq, device=v.device)
     flags = {**x.flags(), **given.flags(), **arithmetic(v), "GUARDED": skip is not None}
     rows = (da, dw, dw if dbias is None else dbias, dw if dposition is None else dposition)
@@ -281,8 +332,8 @@ def backward(
         launches.append((query_grad_kernel, grid_q, rows, da, {"WANTED": wants_bias}))
     for kernel, grid, results, target, more in launches:
         kernel[(grid, length)](
-            *x.operands(), v, do, mask, bias, lse, delta, excess, pick, x.w if order is None else order, *results, x.w if skip is None else skip,
-            *x.strides(), *v.stride(), *do.stride(), sml, smm, smn, sbl, sbm, sbn, *(target.stride(k) for k in (0, 2, 1)),
+            *x.operands(), v, do, v_parts, do_parts, mask, bias, lse, delta, excess, pick, x.w if order is None else order, *results, x.w if skip is None else skip,
+            *x.strides(), *v.stride(), *do.stride(), *v_parts.stride()[:2], *do_parts.stride()[:2], sml, smm, smn, sbl, sbm, sbn, *(target.stride(k) for k in (0, 2, 1)),
             x.slope, x.nq, x.n, width, dv, *align.arguments(x.w), **flags, **more, **tile,
         )  # fmt: skip
     return dw.sum(1)[:, : x.width], dbias, dposition

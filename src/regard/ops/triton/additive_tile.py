@@ -407,8 +407,9 @@ def blocks(dv: int, backward: bool) -> dict[str, int]:
     """Tile sizes and warps.
 
     A side of a tile has fewer tokens than the program has threads, so that a thread may load those it needs without asking others.
-    Three tf32 passes hold every operand of a product twice, as what a tf32 can hold and as the rest. With values of 128 columns a second
-    stage of them no longer fits into the shared memory of a processor (227 KiB on Hopper), with 256 not even half as many keys.
+    Values in three bfloat16 parts take six bytes a number and stage; in a fallback, three tf32 passes hold every operand of a product twice, as
+    what a tf32 can hold and as the rest. With values of 128 columns a second stage of those no longer fits into the shared memory of a
+    processor (227 KiB on Hopper), with 256 not even half as many keys.
     """
     wide = max(16, power_of_2(dv))
     m, n, warps = 64, 64, 4
@@ -418,7 +419,7 @@ def blocks(dv: int, backward: bool) -> dict[str, int]:
 
 
 def arithmetic(on: Tensor) -> dict[str, object]:
-    """What only the device has: three tf32 passes, float32-exact on tensor cores, and the fast reciprocal."""
+    """What only the device has: float32-exact products on tensor cores (three tf32 passes where nothing was prepared), the fast reciprocal."""
     device = on.device.type == "cuda"
     return {"PRECISION": "tf32x3" if device else "ieee", "FAST": device}
 
