@@ -23,6 +23,7 @@ from regard.ops.triton.additive_tile import (
     Exact,
     allowed,
     arithmetic,
+    ask_ahead,
     blocks,
     largest,
     mask_arguments,
@@ -138,7 +139,8 @@ def forward_kernel(
         if HAS_MASK or LOCAL:
             seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
         if seen > 0:
-            reach = a_top + largest(UMAX + lead * N, n, n_in, SHARE)
+            asked = ask_ahead(EU, start, sud, D, SHARE, FAST, BN)
+            reach = a_top + largest(UMAX + lead * N + asked, n, n_in, SHARE)
             s = scores(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, reach, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,

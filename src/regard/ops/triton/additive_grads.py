@@ -29,6 +29,7 @@ from regard.ops.triton.additive_tile import (
     add_gradients,
     allowed,
     arithmetic,
+    ask_ahead,
     blocks,
     largest,
     mask_arguments,
@@ -128,7 +129,8 @@ def query_grad_kernel(
         if HAS_MASK or LOCAL:
             seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
         if seen > 0:
-            reach = a_top + largest(UMAX + lead * N, n, n_in, SHARE)
+            asked = ask_ahead(EU, start, sud, D, SHARE, FAST, BN)
+            reach = a_top + largest(UMAX + lead * N + asked, n, n_in, SHARE)
             s = scores(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, reach, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
@@ -257,7 +259,8 @@ def key_grad_kernel(
                 )  # fmt: skip
             if CHOICE == 0 or LEARNS:
                 delta = tl.load(DELTA + lead * NQ + m, mask=m_in, other=0.0)
-                reach = largest(AMAX + lead * NQ, m, m_in, SHARE) + u_top
+                asked = ask_ahead(EA, start, sad, D, SHARE and not ORDERED, FAST, BM)
+                reach = largest(AMAX + lead * NQ + asked, m, m_in, SHARE) + u_top
                 s = scores(
                     U, A, EU, EA, W, BIAS, n, m, n_in, m_in, reach, sud, sun, sad, sam, sbn, sbm, slope, D,
                     ACT, SHARE, HAS_BIAS, FAST, PADDED, BN, BM,

@@ -42,6 +42,8 @@ SINGLE_SHARE = tl.constexpr(2.0**-10)
 # Hidden units of which something is known together, and how many numbers.
 GROUP = tl.constexpr(64)
 KNOWN_NUMBERS = tl.constexpr(3)
+# Hidden units that are asked for ahead.
+ASKED = tl.constexpr(64)
 
 # Tokens of the widest tile; tokens that are laid out have room for a multiple of it.
 WIDEST_TILE = 128
@@ -153,6 +155,27 @@ def two_units(ER, EC, W, d, r, c, r_in, c_in, srd, srt, scd, sct, PADDED: tl.con
     r1, r2 = unit_of(ER, d, r, r_in, srd, srt, PADDED), unit_of(ER, d + 1, r, r_in, srd, srt, PADDED)
     c1, c2 = unit_of(EC, d, c, c_in, scd, sct, PADDED), unit_of(EC, d + 1, c, c_in, scd, sct, PADDED)
     return r1, r2, c1, c2, tl.load(W + d), tl.load(W + d + 1)
+
+
+@triton.jit
+def ask_ahead(EX, start, s_unit, D, SHARE: tl.constexpr, FAST: tl.constexpr, TOKENS: tl.constexpr):
+    """Ask for the first hidden units of tokens that lie side by side, 32 bytes at a time, before a loop over units comes to them.
+
+    That asks for two units while it works on two others, which is long enough for what is near, but not for what comes from afar. What is
+    given back are zeros, so that somebody waits for the question (not for the answer).
+    """
+    zero = tl.zeros((TOKENS,), dtype=tl.int32)
+    if SHARE and FAST:
+        lane = tl.arange(0, TOKENS)
+        at = EX + start + lane % (TOKENS // 8) * 8
+        unit = lane // (TOKENS // 8)
+        for _ in tl.static_range(0, ASKED, 8):
+            zero += tl.inline_asm_elementwise(
+                "prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [(at + tl.minimum(unit, D - 1) * s_unit).to(tl.int64)],
+                dtype=tl.int32, is_pure=True, pack=1,
+            )  # fmt: skip
+            unit += 8
+    return zero
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from regard.ops.triton.additive_tile import (
     Exact,
     allowed,
     arithmetic,
+    ask_ahead,
     largest,
     mask_arguments,
     pairs,
@@ -82,7 +83,8 @@ def rows_kernel(
         if HAS_MASK:
             seen = tl.max(tl.max(ok.to(tl.int32), 1), 0)
         if seen > 0:
-            reach = a_top + largest(UMAX + lead * N, n, n_in, SHARE)
+            asked = ask_ahead(EU, start, sud, D, SHARE, FAST, BN)
+            reach = a_top + largest(UMAX + lead * N + asked, n, n_in, SHARE)
             s = scores(
                 A, U, EA, EU, W, BIAS, m, n, m_in, n_in, reach, sad, sam, sud, sun, sbm, sbn, slope, D,
                 ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
@@ -135,7 +137,8 @@ def keys_kernel(
         m = start + tl.arange(0, BN)
         m_in = m < NQ
         lse = tl.load(LSE + lead * NQ + m, mask=m_in, other=float("-inf"))
-        reach = u_top + largest(AMAX + lead * NQ, m, m_in, SHARE)
+        asked = ask_ahead(EA, start, sad, D, SHARE, FAST, BN)
+        reach = u_top + largest(AMAX + lead * NQ + asked, m, m_in, SHARE)
         s = scores(
             U, A, EU, EA, W, BIAS, n, m, n_in, m_in, reach, sud, sun, sad, sam, sbn, sbm, slope, D,
             ACT, SHARE, HAS_BIAS, FAST, PADDED, BM, BN,
