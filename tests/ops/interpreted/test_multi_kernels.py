@@ -12,6 +12,7 @@ from regard.ops.multi import multi_kernel, why_not_multi
 from regard.ops.ready import kernel_problem
 from regard.ops.triton import multi_product_grads, multi_product_pair
 from regard.ops.triton.align import SAMPLED, SCALED, Align
+from regard.ops.triton.multi import multi_attend
 from regard.ops.triton.multi_parts import Operands
 from tests.ops import multi_cases as cases
 from tests.ops.multi_cases import Case, check
@@ -150,10 +151,29 @@ def test_the_operator_is_registered_as_torch_asks(monkeypatch: pytest.MonkeyPatc
     torch.library.opcheck(torch.ops.regard.multi_attend, operands(units=True, align=local))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("units", [False, True])
-def test_second_derivatives_are_refused_by_name(units: bool) -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_both_ways_to_the_kernels_give_the_same_bits(dtype: torch.dtype, units: bool, local: bool) -> None:
+    position = torch.rand(1, 5, requires_grad=True) * 7
+    align = Align(position=position, window=2.0, gaussian=SCALED) if local else Align()
+    a, u, w, v, *rest = operands(units=units, align=align)
+    leaves = [x.detach().to(x.dtype if x is w else dtype).requires_grad_() for x in (a, u, w, v)]
+    found = []
+    for operator in (multi_attend, torch.ops.regard.multi_attend):
+        out = operator(*leaves, *rest)[0]
+        assert out.dtype == dtype
+        wanted = [*leaves, *([position] if local else [])]
+        found.append([out, *torch.autograd.grad(out, wanted, torch.ones_like(out), retain_graph=True)])
+    for eager, registered in zip(*found, strict=True):
+        assert torch.equal(eager, registered)
+
+
+@pytest.mark.parametrize("operator", [multi_attend, torch.ops.regard.multi_attend])
+@pytest.mark.parametrize("units", [False, True])
+def test_second_derivatives_are_refused_by_name(operator, units: bool) -> None:
     a, *rest = operands(units=units)
-    (da,) = torch.autograd.grad(torch.ops.regard.multi_attend(a, *rest)[0].sum(), a, create_graph=True)
+    (da,) = torch.autograd.grad(operator(a, *rest)[0].sum(), a, create_graph=True)
     with pytest.raises(NotImplementedError, match=r"second derivatives.*impl='dense'"):
         da.sum().backward()
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from regard.ops.triton import multi_product, multi_product_grads, multi_product_pair, multi_units
 from regard.ops.triton.activate import supports
-from regard.ops.triton.align import ALL, FLAT, Align
+from regard.ops.triton.align import ALL, Align
 from regard.ops.triton.mapped import fold, one_by_one, too_many, unfold
 from regard.ops.triton.multi_parts import Operands
 
-__all__ = ["supports"]
+__all__ = ["multi_attend", "supports"]
 
 _CALL = (
     "Tensor a, Tensor u, Tensor w, Tensor v, Tensor? mask, bool causal, str act, "
@@ -41,13 +41,16 @@ def _operands(
 
 
 def _results(x: Operands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Contexts (L, Nq, F); log-sum-exp, softmax context and index of a choice, each empty where the backward needs none."""
+    """Contexts (L, Nq, F) in the dtype of v; log-sum-exp, softmax context and index of a choice, each empty where the backward needs none.
+
+    In half precision contexts are too coarse for gradients, and stand beside the softmax context.
+    """
     shape, none = (x.lead, x.sizes[0], x.sizes[3]), (0,)
     chooses = x.align.choice != ALL
     return (
-        x.a.new_empty(shape, dtype=torch.float32),
+        x.v.new_empty(shape),
         x.a.new_empty(shape if x.learns else none, dtype=torch.float32),
-        x.a.new_empty(shape if chooses and x.learns else none, dtype=torch.float32),
+        x.a.new_empty(shape if x.learns and (chooses or x.is_half) else none, dtype=torch.float32),
         x.a.new_empty(shape if chooses else none, dtype=torch.int32),
     )
 
@@ -66,21 +69,33 @@ def _forward_fake(*call: object) -> Five:
     return *_results(x), x.a.new_empty(reach, dtype=torch.int32)
 
 
-def _gradients(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object) -> Five:
-    """Gradients of a, u, w, v and the positions, in their dtypes."""
+def _gradients(
+    grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of a, u, w, v, in their dtypes, and of the positions, None where there are none."""
     x = _operands(*call)  # type: ignore[arg-type]
-    do = grad.contiguous()
+    do = grad.float().contiguous()
+    by_position: Tensor | None = None
+    found: tuple[Tensor, ...]
     if x.w.dim() == 2:
-        *found, by_position = multi_units.backward(x, reach, do, lse, soft, pick)
+        *found, by_position = multi_units.backward(x, reach, do, lse, soft, pick)  # type: ignore[assignment]
     elif x.learns and x.align.position is None:
-        found, by_position = list(multi_product_grads.backward(x, do, lse, soft, pick)), do.new_zeros(0)
+        found = multi_product_grads.backward(x, do, lse, soft, pick)
     else:
-        *found, by_position = multi_product_pair.backward(x, reach, do, lse, soft, pick)
+        *found, by_position = multi_product_pair.backward(x, reach, do, lse, soft, pick)  # type: ignore[assignment]
     da, du, dw, dv = (g.to(like.dtype) for g, like in zip(found, (x.a, x.u, x.w, x.v), strict=True))
     position = x.align.position
-    if position is None or x.align.gaussian == FLAT:
-        return da, du, dw, dv, grad.new_zeros(0 if position is None else position.shape)
-    return da, du, dw, dv, by_position if position.shape[0] > 1 else by_position.sum(0, keepdim=True)
+    if position is not None and by_position is None:
+        return da, du, dw, dv, torch.zeros_like(position)
+    if position is not None and by_position is not None and position.shape[0] == 1:
+        by_position = by_position.sum(0, keepdim=True)
+    return da, du, dw, dv, by_position
+
+
+def _gradients_registered(grad: Tensor, *given: Any) -> Five:
+    """The same for the registered operator, which gives tensors: what is not there is empty."""
+    *found, by_position = _gradients(grad, *given)
+    return *found, grad.new_empty(0) if by_position is None else by_position  # type: ignore[return-value]
 
 
 def _gradients_fake(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object) -> Five:
@@ -98,21 +113,13 @@ def _remember(ctx: Any, inputs: tuple[object, ...], output: Five) -> None:
 
 
 def _backward(ctx: Any, do: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _through(torch.ops.regard.multi_attend_backward, ctx, do)
+
+
+def _through(gradients: Any, ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     a, u, w, v, mask, seed, position, *kept = ctx.saved_tensors
-    da, du, dw, dv, by_position = torch.ops.regard.multi_attend_backward(
-        do,
-        *kept,
-        a,
-        u,
-        w,
-        v,
-        mask,
-        ctx.causal,
-        ctx.act,
-        seed,
-        position,
-        ctx.numbers,
-        ctx.kinds,
+    da, du, dw, dv, by_position = gradients(
+        do, *kept, a, u, w, v, mask, ctx.causal, ctx.act, seed, position, ctx.numbers, ctx.kinds
     )
     return da, du, dw, dv, None, None, None, None, None if position is None else by_position, None, None
 
@@ -125,7 +132,7 @@ def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
 
 
 _library.impl("multi_attend", _forward, "CompositeExplicitAutograd")
-_library.impl("multi_attend_backward", _gradients, "CompositeExplicitAutograd")
+_library.impl("multi_attend_backward", _gradients_registered, "CompositeExplicitAutograd")
 torch.library.register_fake("regard::multi_attend", _forward_fake, lib=_library)
 torch.library.register_fake("regard::multi_attend_backward", _gradients_fake, lib=_library)
 torch.library.register_autograd("regard::multi_attend", _backward, setup_context=_remember, lib=_library)
@@ -143,3 +150,25 @@ def _(info: Any, in_dims: Any, a: Tensor, u: Tensor, w: Tensor, v: Tensor, mask:
     found = torch.ops.regard.multi_attend(a, u, w, v, mask, causal, act, seed, position, *more)
     # The reach of a window has its two ends first.
     return unfold(found, size, (0, 0, 0, 0, 1))
+
+
+class MultiAttend(torch.autograd.Function):
+    """The same operator for eager mode, where the registered one spends as long on the host as the device on the work."""
+
+    @staticmethod
+    def forward(ctx: Any, *call: object) -> Five:
+        results = _forward(*call)
+        _remember(ctx, call, results)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        # Asked for a graph of the backward: the registered operator refuses its derivative by name.
+        gradients = torch.ops.regard.multi_attend_backward if torch.is_grad_enabled() else _gradients
+        return _through(gradients, ctx, do)
+
+
+def multi_attend(*call: object) -> Five:
+    """Contexts, log-sum-exp and what the backward needs, by the quickest way to the kernels."""
+    results: Five = MultiAttend.apply(*call)
+    return results

@@ -236,6 +236,15 @@ class Operands:
         """Whether scores have a gradient."""
         return self.align.choice == ALL or self.align.learns
 
+    def room(self, like: Tensor, whole: bool, *shape: int) -> Tensor:
+        """Where a gradient is written: in its own dtype if it is `whole` then, in float32 where it is still added to; zeros without any."""
+        dtype = like.dtype if whole else torch.float32
+        return like.new_empty(shape, dtype=dtype) if self.learns else like.new_zeros(shape, dtype=dtype)
+
+    def parts_of_w(self, parts: int) -> tuple[int, int]:
+        """Leading axes of the gradient of w in so many parts for each leading entry; its sum over the second has the first that w has."""
+        return (self.lead, parts) if self.w.shape[0] > 1 else (1, self.lead * parts)
+
     def reach(self) -> Tensor:
         """First and last key of each query's window, (2, L, Nq) int32; empty where there is no window."""
         nq, n, _, _ = self.sizes
