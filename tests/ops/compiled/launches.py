@@ -17,6 +17,7 @@ from regard.ops.triton import (
     hashed,
     multi,
     sparse_rows,
+    square_rows,
     summaries,
     unit_rows,
 )
@@ -167,8 +168,8 @@ def rows(
 
 def units(dtype: torch.dtype = F32, width: int = 64) -> None:
     x = on_device(512, width, dtype=dtype).requires_grad_()
-    y = unit_rows.UnitRows.apply(x, 1e-12)
-    torch.autograd.grad(y, x, torch.empty_like(y))
+    for y in (unit_rows.UnitRows.apply(x, 1e-12), square_rows.SquareRows.apply(x, 1.0)):
+        torch.autograd.grad(y, x, torch.empty_like(y))
 
 
 Launch = Callable[..., None]
