@@ -434,7 +434,7 @@ class Operands(NamedTuple):
         return self.scale / c, c, self.number, slope, h, nq, n, d, dv
 
     def flags(self) -> dict[str, object]:
-        device, single = self.q.is_cuda, self.q.dtype == torch.float32
+        device, single = self.q.device.type == "cuda", self.q.dtype == torch.float32
         return {
             "ACT": code_of(self.act)[0], "CAUSAL": self.causal, "HAS_MASK": self.mask is not None,
             "HAS_OFFSET": self.offset is not None, "HAS_GAMMA": self.key_bias is not None, "HAS_RATE": self.rate is not None,
@@ -454,7 +454,7 @@ class Operands(NamedTuple):
 def tile_of(x: Operands, backward: bool) -> Tile:
     """Tile sizes, warps and stages: the best that were measured, or the default."""
     default = default_tile(x, backward)
-    return tile(tile_name(x, backward), default) if x.q.is_cuda else default
+    return tile(tile_name(x, backward), default) if x.q.device.type == "cuda" else default
 
 
 def tile_name(x: Operands, backward: bool) -> str:
@@ -476,7 +476,7 @@ def default_tile(x: Operands, backward: bool) -> Tile:
     """Tile sizes, warps and stages that suit the width; a small tile under the interpreter."""
     bd, bv = _widths(x.q.shape[3], x.v.shape[3])
     widths, wide = {"BD": bd, "BV": bv}, max(bd, bv)
-    if not x.q.is_cuda:
+    if x.q.device.type != "cuda":
         return {"BM": 16, "BN": 32, **widths, "num_warps": 4, "num_stages": 1}
     if x.q.dtype == torch.float32:
         # Three tf32 passes hold every operand twice.

@@ -495,7 +495,7 @@ def _tile(x: Operands, align: Align, kernel: str) -> dict[str, int]:
     tile = {**default_tile(x, True), "num_stages": 1}
     if align.position is None:
         return tile
-    if not x.q.is_cuda or x.q.dtype == torch.float32 or max(tile["BD"], tile["BV"]) > 128:
+    if x.q.device.type != "cuda" or x.q.dtype == torch.float32 or max(tile["BD"], tile["BV"]) > 128:
         # With 16 queries a compiler of the device gives wrong gradients of keys under dropout and a mask.
         return {**tile, "BM": 32}
     return {**tile, **dict(zip(("BM", "BN", "num_warps", "num_stages"), WINDOWED[kernel], strict=True))}
