@@ -119,7 +119,7 @@ def features(
     allowed, causal = mask_of(mask, 2, n, n)
     call = (a, u, w, v, allowed, causal, act, *align_of(align, dropout, n, 2).flat())
     out, lse, soft, pick, reach = multi._forward(*call)
-    multi._gradients(torch.empty_like(out), lse, soft if soft.numel() else out, pick, reach, *call)
+    multi._gradients(torch.empty_like(out), lse, out if soft is None else soft, pick, reach, *call)
 
 
 def edges(

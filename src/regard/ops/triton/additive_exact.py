@@ -179,7 +179,14 @@ def forward_kernel(
 
 
 def forward(
-    x: Exact, v: Tensor, given: Conditions, out: Tensor, soft: Tensor, lse: Tensor, pick: Tensor, skip: Tensor | None
+    x: Exact,
+    v: Tensor,
+    given: Conditions,
+    out: Tensor,
+    soft: Tensor | None,
+    lse: Tensor,
+    pick: Tensor | None,
+    skip: Tensor | None,
 ) -> None:
     """Write out (L, Nq, d_v) and lse (L, Nq), unless there is a `skip` that is nonzero on the device.
 
@@ -191,8 +198,8 @@ def forward(
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
     tile, order = blocks(dv, False), given.align.order(x.n)
     forward_kernel[(cdiv(x.nq, tile["BM"]), length)](
-        *x.operands(), v, mask, bias, out, soft, lse, pick, x.w if order is None else order, x.w if skip is None else skip,
+        *x.operands(), v, mask, bias, out, lse if soft is None else soft, lse, lse if pick is None else pick, x.w if order is None else order, x.w if skip is None else skip,
         *x.strides(), *v.stride(), sml, smm, smn, sbl, sbm, sbn, *out.stride(),
         x.slope, x.nq, x.n, x.w.shape[-1], dv, *given.align.arguments(x.w),
-        **x.flags(), **given.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft.numel() > 0, HIDES=given.align.hides, **tile,
+        **x.flags(), **given.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft is not None, HIDES=given.align.hides, **tile,
     )  # fmt: skip

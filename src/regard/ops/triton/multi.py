@@ -27,6 +27,8 @@ _library.define(
 )
 
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+# Contexts (L, Nq, F) in the dtype of v, log-sum-exp; where the backward needs them softmax context, index of a choice, reach of windows.
+Results = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _operands(
@@ -40,22 +42,29 @@ def _operands(
     return Operands(a, u, w, v, mask, causal, act, Align.unflat(seed, position, numbers, kinds))
 
 
-def _results(x: Operands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Contexts (L, Nq, F) in the dtype of v; log-sum-exp, softmax context and index of a choice, each empty where the backward needs none.
+def _results(x: Operands) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Room for the first four results.
 
-    In half precision contexts are too coarse for gradients, and stand beside the softmax context.
+    In half precision contexts are too coarse for gradients, and stand beside the softmax context. What does not learn has no log-sum-exp.
     """
-    shape, none = (x.lead, x.sizes[0], x.sizes[3]), (0,)
+    shape = (x.lead, x.sizes[0], x.sizes[3])
     chooses = x.align.choice != ALL
     return (
         x.v.new_empty(shape),
-        x.a.new_empty(shape if x.learns else none, dtype=torch.float32),
-        x.a.new_empty(shape if x.learns and (chooses or x.is_half) else none, dtype=torch.float32),
-        x.a.new_empty(shape if chooses else none, dtype=torch.int32),
+        x.a.new_empty(shape if x.learns else (0,), dtype=torch.float32),
+        x.a.new_empty(shape, dtype=torch.float32) if x.learns and (chooses or x.is_half) else None,
+        x.a.new_empty(shape, dtype=torch.int32) if chooses else None,
     )
 
 
-def _forward(*call: object) -> Five:
+def _all_there(out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None, reach: Tensor | None) -> Five:
+    """A registered operator gives and takes tensors: what is not there is empty."""
+    soft = lse.new_empty(0) if soft is None else soft
+    pick, reach = (lse.new_empty(0, dtype=torch.int32) if x is None else x for x in (pick, reach))
+    return out, lse, soft, pick, reach
+
+
+def _forward(*call: object) -> Results:
     x = _operands(*call)  # type: ignore[arg-type]
     results, reach = _results(x), x.reach()
     kernels = multi_product if x.w.dim() == 3 else multi_units
@@ -63,14 +72,19 @@ def _forward(*call: object) -> Five:
     return *results, reach
 
 
+def _forward_registered(*call: object) -> Five:
+    return _all_there(*_forward(*call))
+
+
 def _forward_fake(*call: object) -> Five:
     x = _operands(*call)  # type: ignore[arg-type]
-    reach = (0,) if x.align.position is None else (2, x.lead, x.sizes[0])
-    return *_results(x), x.a.new_empty(reach, dtype=torch.int32)
+    local = x.align.position is not None
+    reach = x.a.new_empty((2, x.lead, x.sizes[0]), dtype=torch.int32) if local else None
+    return _all_there(*_results(x), reach)
 
 
 def _gradients(
-    grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object
+    grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor | None, reach: Tensor | None, *call: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of a, u, w, v, in their dtypes, and of the positions, None where there are none."""
     x = _operands(*call)  # type: ignore[arg-type]
@@ -92,9 +106,9 @@ def _gradients(
     return da, du, dw, dv, by_position
 
 
-def _gradients_registered(grad: Tensor, *given: Any) -> Five:
-    """The same for the registered operator, which gives tensors: what is not there is empty."""
-    *found, by_position = _gradients(grad, *given)
+def _gradients_registered(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object) -> Five:
+    given = (x if x.numel() else None for x in (pick, reach))
+    *found, by_position = _gradients(grad, lse, soft, *given, *call)
     return *found, grad.new_empty(0) if by_position is None else by_position  # type: ignore[return-value]
 
 
@@ -105,11 +119,12 @@ def _gradients_fake(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach
     return da, du, dw, dv, grad.new_empty(0 if position is None else position.shape)
 
 
-def _remember(ctx: Any, inputs: tuple[object, ...], output: Five) -> None:
+def _remember(ctx: Any, inputs: tuple[object, ...], output: Results) -> None:
     a, u, w, v, mask, ctx.causal, ctx.act, seed, position, ctx.numbers, ctx.kinds = inputs
     out, lse, soft, pick, reach = output
-    ctx.mark_non_differentiable(lse, soft, pick, reach)
-    ctx.save_for_backward(a, u, w, v, mask, seed, position, lse, soft if soft.numel() else out, pick, reach)
+    ctx.mark_non_differentiable(*(x for x in output[1:] if x is not None))
+    read = out if soft is None or not soft.numel() else soft
+    ctx.save_for_backward(a, u, w, v, mask, seed, position, lse, read, pick, reach)
 
 
 def _backward(ctx: Any, do: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -118,6 +133,8 @@ def _backward(ctx: Any, do: Tensor, *_: Tensor | None) -> tuple[Tensor | None, .
 
 def _through(gradients: Any, ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     a, u, w, v, mask, seed, position, *kept = ctx.saved_tensors
+    if gradients is not _gradients:
+        _, *kept = _all_there(a, *kept)
     da, du, dw, dv, by_position = gradients(
         do, *kept, a, u, w, v, mask, ctx.causal, ctx.act, seed, position, ctx.numbers, ctx.kinds
     )
@@ -131,7 +148,7 @@ def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
     )
 
 
-_library.impl("multi_attend", _forward, "CompositeExplicitAutograd")
+_library.impl("multi_attend", _forward_registered, "CompositeExplicitAutograd")
 _library.impl("multi_attend_backward", _gradients_registered, "CompositeExplicitAutograd")
 torch.library.register_fake("regard::multi_attend", _forward_fake, lib=_library)
 torch.library.register_fake("regard::multi_attend_backward", _gradients_fake, lib=_library)
@@ -156,9 +173,11 @@ class MultiAttend(torch.autograd.Function):
     """The same operator for eager mode, where the registered one spends as long on the host as the device on the work."""
 
     @staticmethod
-    def forward(ctx: Any, *call: object) -> Five:
+    def forward(ctx: Any, *call: object) -> Results:
         results = _forward(*call)
         _remember(ctx, call, results)
+        # No zeros are made for gradients that the others do not have.
+        ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
@@ -168,7 +187,7 @@ class MultiAttend(torch.autograd.Function):
         return _through(gradients, ctx, do)
 
 
-def multi_attend(*call: object) -> Five:
-    """Contexts, log-sum-exp and what the backward needs, by the quickest way to the kernels."""
-    results: Five = MultiAttend.apply(*call)
+def multi_attend(*call: object) -> Results:
+    """The same by the quickest way to the kernels; None where the registered operator gives an empty tensor."""
+    results: Results = MultiAttend.apply(*call)
     return results

@@ -187,9 +187,13 @@ def arithmetic(x: Operands) -> dict[str, object]:
     }
 
 
-def forward(x: Operands, reach: Tensor, out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor) -> None:
+def forward(
+    x: Operands, reach: Tensor | None, out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None
+) -> None:
     """Write what the alignment has of these, (L, Nq, F), contiguous; the first in any precision, the rest in float32 and int32."""
     nq, _, _, features = x.sizes
     shape = tile(x)
+    # What there is none of points somewhere else.
+    given = (lse if y is None else y for y in (soft, pick))
     grid = x.lead * cdiv(features, shape["BF"]) * cdiv(nq, shape["C"])
-    forward_kernel[(grid,)](*x.arguments(reach), out, lse, soft, pick, **arithmetic(x), WIDE=soft.numel() > 0, **shape)
+    forward_kernel[(grid,)](*x.arguments(reach), out, lse, *given, **arithmetic(x), WIDE=soft is not None, **shape)

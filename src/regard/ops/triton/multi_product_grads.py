@@ -145,7 +145,9 @@ def tile(x: Operands) -> dict[str, int]:
     return {"R": r, "C": c, "BD": bd, "BF": min(bf, 64), "num_warps": warps, "num_stages": 3}
 
 
-def backward(x: Operands, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(
+    x: Operands, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of a, u, w and v, in float32 or in their dtypes; what comes in is (L, Nq, F), contiguous, in float32."""
     nq, n, width, features = x.sizes
     shape = tile(x)
@@ -160,7 +162,7 @@ def backward(x: Operands, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor) -
     dv = x.room(x.v, single, x.lead, n, features)
     found = []
     parts = do.new_empty(rows * of_query)
-    given, flags = x.arguments(do), arithmetic(x)
+    given, flags, pick = x.arguments(None), arithmetic(x), lse if pick is None else pick
     for begin in range(0, nq, rows):
         end = min(begin + rows, nq)
         grad_kernel[(x.lead * tiles * groups,)](

@@ -212,7 +212,7 @@ def tile(x: Operands, owner: str) -> dict[str, int]:
 
 
 def backward(
-    x: Operands, reach: Tensor, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor
+    x: Operands, reach: Tensor | None, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of a, u, w, v, in float32 or in their dtypes, and the positions (L, Nq); what comes in is contiguous, in float32."""
     nq, n, width, features = x.sizes
@@ -221,7 +221,7 @@ def backward(
     blocks, tiles = cdiv(nq, shape["C"]), cdiv(features, shape["BF"])
     span = min(blocks, cdiv(x.lead * blocks, PROGRAMS))
     groups = cdiv(blocks, span)
-    delta = torch.empty_like(do)
+    delta, pick = torch.empty_like(do), lse if pick is None else pick
     da = x.room(x.a, tiles == 1, tiles, x.lead, nq, width)
     dw = x.room(do, True, *x.parts_of_w(groups), width, features)
     dp = None if x.align.gaussian == FLAT else x.room(do, True, tiles, x.lead, nq)

@@ -269,22 +269,26 @@ def tile(x: Operands) -> dict[str, int]:
     return {"R": 8, "C": 256 // bf, "BF": bf, "num_warps": 4, "num_stages": 2}
 
 
-def forward(x: Operands, reach: Tensor, out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor) -> None:
+def forward(
+    x: Operands, reach: Tensor | None, out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None
+) -> None:
     """Write what the alignment has of these, (L, Nq, F), contiguous; the first in any precision, the rest in float32 and int32."""
     nq, _, _, features = x.sizes
     shape = tile(x)
+    # What there is none of points somewhere else.
+    given = (lse if y is None else y for y in (soft, pick))
     grid = x.lead * cdiv(features, shape["BF"]) * cdiv(nq, shape["C"])
-    forward_kernel[(grid,)](*x.arguments(reach), out, lse, soft, pick, **x.flags(), WIDE=soft.numel() > 0, **shape)
+    forward_kernel[(grid,)](*x.arguments(reach), out, lse, *given, **x.flags(), WIDE=soft is not None, **shape)
 
 
 def backward(
-    x: Operands, reach: Tensor, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor
+    x: Operands, reach: Tensor | None, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of a, u, w, v, in their dtypes but for w, and the positions (L, Nq); what comes in is contiguous, in float32."""
     nq, n, _, features = x.sizes
     given, flags, shape = x.arguments(reach), x.flags(), tile(x)
     blocks, tiles = cdiv(nq, shape["C"]), cdiv(features, shape["BF"])
-    delta = torch.empty_like(do)
+    delta, pick = torch.empty_like(do), lse if pick is None else pick
     da, dw = x.room(x.a, True, *do.shape), x.room(do, True, *x.parts_of_w(blocks), features)
     dp = None if x.align.gaussian == FLAT else x.room(do, True, tiles, x.lead, nq)
     if x.learns:
