@@ -52,9 +52,9 @@ def activated_kernel(call: Call) -> Tensor:
     q, k, v = (four_axes(x if x.dtype == dtype else x.to(dtype), lead) for x in (form.query, form.key, value))
     offset = bias = None
     if form.offset is not None:
-        offset = four_axes(form.offset.float().expand(*lead, 1, 1), lead)[..., 0, 0]
+        offset = four_axes(form.offset.float().expand(*lead, 1, 1), lead).squeeze(-1).squeeze(-1)
     if form.key_bias is not None:
-        bias = four_axes(form.key_bias.float()[..., None, :], lead)[..., 0, :]
+        bias = four_axes(form.key_bias.float().unsqueeze(-2), lead).squeeze(-2)
     from regard.ops.triton.align import Align, temperature
 
     tau, (seed, position, numbers, kinds) = temperature(call), Align.of(call).flat()

@@ -136,9 +136,11 @@ def test_windows_and_choices_that_do_not_learn_write_no_parts(monkeypatch: pytes
     assert (len(parts), len(of_keys)) == (0, 2)
 
 
-def operands(*, units: bool = False, align: Align | None = None) -> tuple[object, ...]:
+def operands(
+    *, units: bool = False, align: Align | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[object, ...]:
     torch.manual_seed(0)
-    a, u, v = (torch.randn(2, n, 6, requires_grad=True) for n in (5, 7, 7))
+    a, u, v = (torch.randn(2, n, 6, dtype=dtype, requires_grad=True) for n in (5, 7, 7))
     w = torch.randn(1, 6, requires_grad=True) if units else torch.randn(1, 6, 6, requires_grad=True)
     return a, u, w, v, None, True, "tanh", *(align or Align()).flat()
 
@@ -148,7 +150,8 @@ def test_the_operator_is_registered_as_torch_asks(monkeypatch: pytest.MonkeyPatc
     local = Align(position=torch.rand(2, 5, requires_grad=True) * 7, window=2.0, gaussian=SCALED)
     drawn = Align(torch.tensor([3]), choice=SAMPLED, dropout=0.2)
     torch.library.opcheck(torch.ops.regard.multi_attend, operands(align=drawn))
-    torch.library.opcheck(torch.ops.regard.multi_attend, operands(units=True, align=local))
+    for dtype in (torch.float32, BF16):
+        torch.library.opcheck(torch.ops.regard.multi_attend, operands(units=True, align=local, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -157,8 +160,8 @@ def test_the_operator_is_registered_as_torch_asks(monkeypatch: pytest.MonkeyPatc
 def test_both_ways_to_the_kernels_give_the_same_bits(dtype: torch.dtype, units: bool, local: bool) -> None:
     position = torch.rand(1, 5, requires_grad=True) * 7
     align = Align(position=position, window=2.0, gaussian=SCALED) if local else Align()
-    a, u, w, v, *rest = operands(units=units, align=align)
-    leaves = [x.detach().to(x.dtype if x is w else dtype).requires_grad_() for x in (a, u, w, v)]
+    a, u, w, v, *rest = operands(units=units, align=align, dtype=dtype)
+    leaves = [a, u, w, v]
     found = []
     for operator in (multi_attend, torch.ops.regard.multi_attend):
         out = operator(*leaves, *rest)[0]

@@ -109,14 +109,20 @@ def _gradients(
 def _gradients_registered(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object) -> Five:
     given = (x if x.numel() else None for x in (pick, reach))
     *found, by_position = _gradients(grad, lse, soft, *given, *call)
-    return *found, grad.new_empty(0) if by_position is None else by_position  # type: ignore[return-value]
+    return *found, lse.new_empty(0) if by_position is None else by_position  # type: ignore[return-value]
 
 
 def _gradients_fake(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach: Tensor, *call: object) -> Five:
     x = _operands(*call)  # type: ignore[arg-type]
     da, du, dw, dv = (torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in (x.a, x.u, x.w, x.v))
     position = x.align.position
-    return da, du, dw, dv, grad.new_empty(0 if position is None else position.shape)
+    return (
+        da,
+        du,
+        dw,
+        dv,
+        torch.empty(0 if position is None else position.shape, dtype=torch.float32, device=grad.device),
+    )
 
 
 def _remember(ctx: Any, inputs: tuple[object, ...], output: Results) -> None:
