@@ -32,7 +32,7 @@ def eager_units(a: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def ours(a: Tensor, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """What `Attention` calls."""
+    """What `Attention` calls, outside of compiled graphs."""
     return _attend(a, u, w[None].float(), v, "tanh")
 
 
@@ -42,11 +42,10 @@ def ours_units(a: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def _attend(a: Tensor, u: Tensor, w: Tensor, v: Tensor, act: str) -> Tensor:
-    import regard.ops.triton.multi  # noqa: F401
     from regard.ops.triton.align import Align
+    from regard.ops.triton.multi import multi_attend
 
-    out: Tensor = torch.ops.regard.multi_attend(a, u, w, v, None, False, act, *Align().flat())[0]
-    return out.to(v.dtype)
+    return multi_attend(a, u, w, v, None, False, act, *Align().flat())[0]
 
 
 KINDS: dict[str, tuple[Formula, Formula]] = {"matrix": (ours, eager), "units": (ours_units, eager_units)}

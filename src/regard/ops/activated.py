@@ -49,12 +49,12 @@ def activated_kernel(call: Call) -> Tensor:
     # On a device half-precision products with a single column of values come out wrong: it gets company.
     width = call.value.shape[-1]
     value = torch.nn.functional.pad(call.value, (0, _NARROWEST - width)) if width == 1 else call.value
-    q, k, v = (four_axes(x.to(dtype), lead) for x in (form.query, form.key, value))
+    q, k, v = (four_axes(x if x.dtype == dtype else x.to(dtype), lead) for x in (form.query, form.key, value))
     offset = bias = None
     if form.offset is not None:
-        offset = four_axes(form.offset.float().expand(*lead, 1, 1), lead)[..., 0, 0]
+        offset = four_axes(form.offset.float().expand(*lead, 1, 1), lead).squeeze(-1).squeeze(-1)
     if form.key_bias is not None:
-        bias = four_axes(form.key_bias.float()[..., None, :], lead)[..., 0, :]
+        bias = four_axes(form.key_bias.float().unsqueeze(-2), lead).squeeze(-2)
     from regard.ops.triton.align import Align, temperature
 
     tau, (seed, position, numbers, kinds) = temperature(call), Align.of(call).flat()
@@ -71,7 +71,7 @@ def activated_kernel(call: Call) -> Tensor:
         from regard.ops.triton.bilinear_attend import bilinear_attention
 
         out = bilinear_attention(*operands)[0]
-    out = out[..., :width]
+    out = out if width > 1 else out[..., :width]
     return out if len(lead) == 2 else out.reshape(*lead, *out.shape[2:])
 
 

@@ -36,7 +36,10 @@ def mask_axes(mask: Tensor, lead: tuple[int, ...]) -> Tensor:
 
 def flat(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     """(..., N, d) -> (L, N, d), written out where it only broadcasts."""
-    return x.expand(*lead, *x.shape[-2:]).reshape(math.prod(lead), *x.shape[-2:])
+    if x.shape[:-2] != lead:
+        x = x.expand(*lead, *x.shape[-2:])
+    # What has the axes already is not looked at again by autograd.
+    return x if len(lead) == 1 else x.reshape(math.prod(lead), *x.shape[-2:])
 
 
 def spread(x: Tensor, lead: tuple[int, ...]) -> Tensor:

@@ -45,6 +45,9 @@ class Dispatch:
         return f"{self.path}: {self.reason}"
 
 
+_LIBRARY = Dispatch("fused", "plain bilinear scores under a softmax: one library call")
+
+
 @dataclass(frozen=True)
 class _Override:
     impl: str
@@ -136,9 +139,10 @@ def _alone(call: Call, impl: str) -> Dispatch:
         return Dispatch(
             "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
         )
-    reason = why_not_fused(call) or why_not_worthwhile(call)
-    if reason is None and call.form.is_plain and why_not_library(call) is None:
-        return Dispatch("fused", "plain bilinear scores under a softmax: one library call")
+    library = call.form.is_plain and why_not_library(call) is None
+    reason = (None if library else why_not_fused(call)) or why_not_worthwhile(call)
+    if library and reason is None:
+        return _LIBRARY
     because = "" if reason is None else f"{reason}; "
     if _is_small(call):
         return Dispatch("dense", f"{because}small enough for the equation itself")

@@ -11,6 +11,7 @@ from regard.ops.axes import KERNEL_DTYPES
 from regard.ops.edges import EdgeCall, EdgeMask
 from regard.ops.forms import AdditiveForm
 from regard.ops.ready import kernel_problem
+from regard.ops.transforms import transformed
 
 # Widths of which a tile of one edge and head fits the registers.
 WIDEST = 1024
@@ -63,7 +64,12 @@ def edge_attention_by_kernel(call: EdgeCall) -> Tensor:
         call.dropout,
         form.activation.spec,
     )
-    context: Tensor = torch.ops.regard.edge_kernel(*operands)[0]
+    if torch.compiler.is_compiling() or transformed():
+        context: Tensor = torch.ops.regard.edge_kernel(*operands)[0]
+    else:
+        from regard.ops.triton.graph_attend import edge_kernel
+
+        context = edge_kernel(*operands)
     return context.movedim(0, -2).reshape(*heads, call.nq, call.value.shape[-1])
 
 

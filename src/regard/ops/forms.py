@@ -110,10 +110,9 @@ class AdditiveForm:
 
     @property
     def lead(self) -> tuple[int, ...]:
-        shapes = [self.a.shape[:-2], self.u.shape[:-2]]
-        if self.weight is not None:
-            shapes.append(self.weight.shape[: -2 if self.multi else -1])
-        return common_shape(*shapes)
+        query, key = self.a.shape[:-2], self.u.shape[:-2]
+        weight = () if self.weight is None else self.weight.shape[: -2 if self.multi else -1]
+        return tuple(key) if query == key and len(weight) == 0 else common_shape(query, key, weight)
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -66,11 +66,12 @@ def why_not_library(call: Call) -> str | None:
 
 def why_not_worthwhile(call: Call) -> str | None:
     """The reason why a fused execution exists but costs more memory than the blockwise one, or None."""
-    allowed = None if call.mask is None else _whole_mask_shape(call)
-    written = max(math.prod(allowed or ()), _bias_elements(call))
-    if written > WRITTEN_MASK_ELEMENTS and not by_panels(call):
-        return f"a mask or bias of {written} elements would have to be written out"
-    if 0 in (call.n, call.nq, *call.lead):
+    if call.mask is not None or call.bias is not None:
+        allowed = None if call.mask is None else _whole_mask_shape(call)
+        written = max(math.prod(allowed or ()), _bias_elements(call))
+        if written > WRITTEN_MASK_ELEMENTS and not by_panels(call):
+            return f"a mask or bias of {written} elements would have to be written out"
+    if 0 in call.form.sizes or 0 in call.lead:
         return "an empty axis"
     return None
 
@@ -93,8 +94,8 @@ def by_library(call: Call) -> Tensor:
     """Softmax attention with plain bilinear scores by one library call."""
     form = call.form
     assert isinstance(form, BilinearForm)
-    lead, nq, n = call.lead, call.nq, call.n
-    if 0 in (n, nq, *lead):
+    lead, sizes = call.lead, form.sizes
+    if 0 in sizes or 0 in lead:
         # Nothing to compute, but the equation knows what zero gradients go back to.
         return call.read(call.weights())
     query, key, value, scale = form.query, form.key, call.value, form.scale
@@ -106,18 +107,20 @@ def by_library(call: Call) -> Tensor:
     elif temperature is not None:
         scale = scale / temperature
     width = value.shape[-1]
-    if value.device.type == "cpu" and query.shape[-1] != width:
+    if query.shape[-1] != width and value.is_cpu:
         common = max(query.shape[-1], width)
         query, key, value = (F.pad(x, (0, common - x.shape[-1])) for x in (query, key, value))
     dtype = value.dtype
-    q, k, v = (four_axes(x.to(dtype), lead) for x in (query, key, value))
+    if query.dtype != dtype or key.dtype != dtype:
+        query, key = query.to(dtype), key.to(dtype)
+    q, k, v = four_axes(query, lead), four_axes(key, lead), four_axes(value, lead)
     mask, alive = _mask_and_rows(call, dtype)
     causal = mask is None and call.mask is not None
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
     if not torch.compiler.is_compiling() and not transformed():
         _once_differentiable(context)
     if len(lead) != 2:
-        context = context.reshape(*lead, nq, -1)
+        context = context.reshape(*lead, sizes[0], -1)
     if context.shape[-1] != width:
         context = context[..., :width]
     return context if alive is None else kept(context, alive)

@@ -11,6 +11,7 @@ from regard.ops.axes import KERNEL_DTYPES, flat, mask_bytes, why_too_many
 from regard.ops.call import Call
 from regard.ops.forms import AdditiveForm
 from regard.ops.ready import kernel_problem
+from regard.ops.transforms import transformed
 
 # Hidden units before a matrix beyond which a tile of pairs does not fit the registers of a processor.
 WIDEST, WIDEST_HALF = 128, 256
@@ -56,7 +57,12 @@ def multi_kernel(call: Call) -> Tensor:
     if call.mask is not None and not causal:
         mask = mask_bytes(call.mask.tile(range(call.nq), range(call.n), call.device), lead)
     operands = (a, u, _weight(call), v, mask, causal, form.activation.spec, *Align.of(call).flat())
-    out: Tensor = torch.ops.regard.multi_attend(*operands)[0]
+    if torch.compiler.is_compiling() or transformed():
+        out: Tensor = torch.ops.regard.multi_attend(*operands)[0]
+    else:
+        from regard.ops.triton.multi import multi_attend
+
+        out = multi_attend(*operands)[0]
     return out.to(call.value.dtype).view(*lead, *out.shape[1:])
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 
 
 def loaded(kernels: str) -> bool:
     """Register the operators of a module of `regard.ops.triton`; False where Triton is not installed."""
+    module = f"regard.ops.triton.{kernels}"
+    if module in sys.modules:
+        return True
     if importlib.util.find_spec("triton") is None:
         return False
-    importlib.import_module(f"regard.ops.triton.{kernels}")
+    importlib.import_module(module)
     return True
 
 

@@ -1,7 +1,7 @@
 r"""Lengths of vectors: $\|x\|^2$, and $x / \max(\|x\|, \epsilon)$, in float32 or wider, of vectors in any precision.
 
 In half precision autograd would keep float32 copies of all vectors, and each step would be a pass over memory. There, outside of graphs and
-transforms, squares have a gradient by hand, and on a GPU unit vectors have a kernel. Everything else takes the equation.
+transforms, squares have a gradient by hand, and on a GPU both have a kernel. Everything else takes the equation.
 """
 
 from __future__ import annotations
@@ -19,22 +19,29 @@ from regard.ops.transforms import batched, transformed
 WIDEST = 1024
 
 
-def squares(x: Tensor) -> Tensor:
-    """(..., d) -> (...).
+def squares(x: Tensor, over: float = 1.0) -> Tensor:
+    """(..., d) -> (...), divided by a number.
 
     Example:
         >>> squares(torch.tensor([3.0, 4.0], dtype=torch.bfloat16))
         tensor(25.)
+        >>> squares(torch.tensor([3.0, 4.0]), over=-2.0)
+        tensor(-12.5000)
     """
+    if by_kernel(x, "square_rows"):
+        from regard.ops.triton.square_rows import SquareRows
+
+        return SquareRows.apply(x, 1.0 / over)  # type: ignore[no-any-return,no-untyped-call]
     if x.dtype in WIDE or torch.compiler.is_compiling() or transformed():
-        return wide(x).square().sum(-1)
-    found: Tensor = _Squares.apply(x)  # type: ignore[no-untyped-call]
-    return found
+        found: Tensor = wide(x).square().sum(-1)
+    else:
+        found = _Squares.apply(x)  # type: ignore[no-untyped-call]
+    return found if over == 1.0 else found / over
 
 
 def unit(x: Tensor, epsilon: float) -> Tensor:
     """(..., d), each of length one, or shorter where the given one is shorter than epsilon."""
-    if by_kernel(x):
+    if by_kernel(x, "unit_rows"):
         from regard.ops.triton.unit_rows import UnitRows
 
         found: Tensor = UnitRows.apply(x, epsilon)  # type: ignore[no-untyped-call]
@@ -49,12 +56,12 @@ def unit_equation(x: Tensor, epsilon: float) -> Tensor:
     return (wide(x) * square.clamp(min=epsilon**2).rsqrt()).to(x.dtype)
 
 
-def by_kernel(x: Tensor) -> bool:
-    """Whether a kernel gives unit vectors."""
+def by_kernel(x: Tensor, kernels: str) -> bool:
+    """Whether a module of kernels gives what is asked for."""
     known = x.device.type == "cuda" and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
     if not known or torch.compiler.is_compiling() or transformed():
         return False
-    return 0 < x.shape[-1] <= WIDEST and x.numel() > 0 and loaded("unit_rows")
+    return 0 < x.shape[-1] <= WIDEST and x.numel() > 0 and loaded(kernels)
 
 
 class _Squares(torch.autograd.Function):

@@ -17,6 +17,7 @@ from regard.ops.triton import (
     hashed,
     multi,
     sparse_rows,
+    square_rows,
     summaries,
     unit_rows,
 )
@@ -123,7 +124,7 @@ def features(
     allowed, causal = mask_of(mask, 2, n, n)
     call = (a, u, w, v, allowed, causal, act, *align_of(align, dropout, n, 2).flat())
     out, lse, soft, pick, reach = multi._forward(*call)
-    multi._gradients(torch.empty_like(out), lse, soft if soft.numel() else out, pick, reach, *call)
+    multi._gradients(torch.empty_like(out), lse, out if soft is None else soft, pick, reach, *call)
 
 
 def edges(
@@ -172,8 +173,8 @@ def rows(
 
 def units(dtype: torch.dtype = F32, width: int = 64) -> None:
     x = on_device(512, width, dtype=dtype).requires_grad_()
-    y = unit_rows.UnitRows.apply(x, 1e-12)
-    torch.autograd.grad(y, x, torch.empty_like(y))
+    for y in (unit_rows.UnitRows.apply(x, 1e-12), square_rows.SquareRows.apply(x, 1.0)):
+        torch.autograd.grad(y, x, torch.empty_like(y))
 
 
 Launch = Callable[..., None]

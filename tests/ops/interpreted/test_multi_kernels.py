@@ -12,6 +12,7 @@ from regard.ops.multi import multi_kernel, why_not_multi
 from regard.ops.ready import kernel_problem
 from regard.ops.triton import multi_product_grads, multi_product_pair
 from regard.ops.triton.align import SAMPLED, SCALED, Align
+from regard.ops.triton.multi import multi_attend
 from regard.ops.triton.multi_parts import Operands
 from tests.ops import multi_cases as cases
 from tests.ops.multi_cases import Case, check
@@ -135,9 +136,11 @@ def test_windows_and_choices_that_do_not_learn_write_no_parts(monkeypatch: pytes
     assert (len(parts), len(of_keys)) == (0, 2)
 
 
-def operands(*, units: bool = False, align: Align | None = None) -> tuple[object, ...]:
+def operands(
+    *, units: bool = False, align: Align | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[object, ...]:
     torch.manual_seed(0)
-    a, u, v = (torch.randn(2, n, 6, requires_grad=True) for n in (5, 7, 7))
+    a, u, v = (torch.randn(2, n, 6, dtype=dtype, requires_grad=True) for n in (5, 7, 7))
     w = torch.randn(1, 6, requires_grad=True) if units else torch.randn(1, 6, 6, requires_grad=True)
     return a, u, w, v, None, True, "tanh", *(align or Align()).flat()
 
@@ -147,13 +150,33 @@ def test_the_operator_is_registered_as_torch_asks(monkeypatch: pytest.MonkeyPatc
     local = Align(position=torch.rand(2, 5, requires_grad=True) * 7, window=2.0, gaussian=SCALED)
     drawn = Align(torch.tensor([3]), choice=SAMPLED, dropout=0.2)
     torch.library.opcheck(torch.ops.regard.multi_attend, operands(align=drawn))
-    torch.library.opcheck(torch.ops.regard.multi_attend, operands(units=True, align=local))
+    for dtype in (torch.float32, BF16):
+        torch.library.opcheck(torch.ops.regard.multi_attend, operands(units=True, align=local, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("units", [False, True])
-def test_second_derivatives_are_refused_by_name(units: bool) -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_both_ways_to_the_kernels_give_the_same_bits(dtype: torch.dtype, units: bool, local: bool) -> None:
+    position = torch.rand(1, 5, requires_grad=True) * 7
+    align = Align(position=position, window=2.0, gaussian=SCALED) if local else Align()
+    a, u, w, v, *rest = operands(units=units, align=align, dtype=dtype)
+    leaves = [a, u, w, v]
+    found = []
+    for operator in (multi_attend, torch.ops.regard.multi_attend):
+        out = operator(*leaves, *rest)[0]
+        assert out.dtype == dtype
+        wanted = [*leaves, *([position] if local else [])]
+        found.append([out, *torch.autograd.grad(out, wanted, torch.ones_like(out), retain_graph=True)])
+    for eager, registered in zip(*found, strict=True):
+        assert torch.equal(eager, registered)
+
+
+@pytest.mark.parametrize("operator", [multi_attend, torch.ops.regard.multi_attend])
+@pytest.mark.parametrize("units", [False, True])
+def test_second_derivatives_are_refused_by_name(operator, units: bool) -> None:
     a, *rest = operands(units=units)
-    (da,) = torch.autograd.grad(torch.ops.regard.multi_attend(a, *rest)[0].sum(), a, create_graph=True)
+    (da,) = torch.autograd.grad(operator(a, *rest)[0].sum(), a, create_graph=True)
     with pytest.raises(NotImplementedError, match=r"second derivatives.*impl='dense'"):
         da.sum().backward()
 

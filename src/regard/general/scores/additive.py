@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.catalog import register
-from regard.general.scores.base import AdditiveForm, Heads, Score, head_axes, matrix, vector, width, zeros
+from regard.general.scores.base import AdditiveForm, Heads, Score, affine, head_axes, matrix, vector, width, zeros
 from regard.ops.activations import activation as resolve
 
 
@@ -80,7 +80,7 @@ class Additive(Score):
         assert query is not None
         multi = self.features is not None
         return AdditiveForm(
-            a=query @ self.W1.mT + self.b.unsqueeze(-2),
+            a=affine(query, self.W1, self.b),
             u=key @ self.W2.mT,
             weight=self.W_d if multi else self.w,
             activation=self.activation,
@@ -206,7 +206,7 @@ class TokenToToken(Score):
 
     def reduce(self, query: Tensor | None, key: Tensor) -> AdditiveForm:
         assert query is not None
-        return AdditiveForm(query @ self.W1.mT + self.b, key @ self.W2.mT, None, self.activation, multi=True)
+        return AdditiveForm(affine(query, self.W1, self.b), key @ self.W2.mT, None, self.activation, multi=True)
 
 
 @register(

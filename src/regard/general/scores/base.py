@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard._errors import refusal
+from regard.ops.dispatch import autocasting
 from regard.ops.forms import AdditiveForm, BilinearForm, Form
 
 Heads = int | tuple[int, ...]
@@ -44,6 +46,14 @@ def vector(*shape: int) -> nn.Parameter:
 def zeros(*shape: int) -> nn.Parameter:
     """A bias; that of a single number is a vector of one, since what spreads parameters over processes splits an axis."""
     return nn.Parameter(torch.zeros(shape))
+
+
+def affine(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """W x + b for vectors x (..., N, d); W and b may have leading axes."""
+    # One operation where it gives the same dtype: under autocast the sum with b is as wide as b.
+    if W.dim() == 2 and x.dtype == W.dtype and not autocasting(x.device):
+        return F.linear(x, W, b)
+    return x @ W.mT + b.unsqueeze(-2)
 
 
 class Score(nn.Module):
@@ -96,4 +106,16 @@ class Score(nn.Module):
             )
 
 
-__all__ = ["AdditiveForm", "BilinearForm", "Form", "Heads", "Score", "head_axes", "matrix", "vector", "width", "zeros"]
+__all__ = [
+    "AdditiveForm",
+    "BilinearForm",
+    "Form",
+    "Heads",
+    "Score",
+    "affine",
+    "head_axes",
+    "matrix",
+    "vector",
+    "width",
+    "zeros",
+]

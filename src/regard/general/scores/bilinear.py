@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from regard.catalog import register
-from regard.general.scores.base import BilinearForm, Heads, Score, head_axes, matrix, width, zeros
+from regard.general.scores.base import BilinearForm, Heads, Score, affine, head_axes, matrix, width, zeros
 from regard.ops.activations import Activation
 from regard.ops.activations import activation as resolve
 
@@ -220,7 +220,7 @@ class BiasedGeneral(General):
         self.b = zeros(*self.axes, key_dim)
 
     def project(self, query: Tensor) -> Tensor:
-        return query @ self.W.mT + self.b.unsqueeze(-2)
+        return affine(query, self.W, self.b)
 
 
 @register(

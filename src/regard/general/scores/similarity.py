@@ -96,8 +96,8 @@ class NegativeL2(Score):
             query,
             key,
             scale=2.0 / self.tau,
-            query_bias=-squares(query) / self.tau,
-            key_bias=-squares(key) / self.tau,
+            query_bias=squares(query, over=-self.tau),
+            key_bias=squares(key, over=-self.tau),
         )
 
     def extra_repr(self) -> str:

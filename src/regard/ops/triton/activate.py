@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 
@@ -9,6 +11,7 @@ TANH, SIGMOID, RELU, LEAKY, GELU, IDENTITY = range(6)
 CODES = {"tanh": TANH, "sigmoid": SIGMOID, "relu": RELU, "leaky_relu": LEAKY, "gelu": GELU, "identity": IDENTITY}
 
 
+@functools.cache
 def code_of(act: str) -> tuple[int, float, float]:
     """The code of an activation, its slope below zero, and the c of c tanh(z / c); KeyError where no kernel knows it."""
     name, _, parameter = act.partition(":")

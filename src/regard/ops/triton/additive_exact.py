@@ -228,7 +228,7 @@ def forward_kernel(
 
 
 def forward(
-    x: Exact, v: Tensor, given: Conditions, out: Tensor, soft: Tensor, lse: Tensor, pick: Tensor, skip: Tensor | None,
+    x: Exact, v: Tensor, given: Conditions, out: Tensor, soft: Tensor | None, lse: Tensor, pick: Tensor | None, skip: Tensor | None,
     summary: Summary | None = None,
 ) -> None:  # fmt: skip
     """Write out (L, Nq, d_v) and lse (L, Nq), unless there is a `skip` that is nonzero on the device.
@@ -244,8 +244,9 @@ def forward(
     parts = in_parts(v, x.u.shape[1]) if x.padded and sums else v
     tile, order = blocks(dv, False), given.align.order(x.n)
     forward_kernel[(cdiv(x.nq, tile["BM"]), length)](
-        *x.operands(), v, parts, mask, bias, out, soft, lse, pick, x.w if order is None else order, x.w if skip is None else skip,
-        *told.tensors(x.w), *x.strides(), *v.stride(), *parts.stride()[:2], sml, smm, smn, sbl, sbm, sbn, *out.stride(),
+        *x.operands(), v, parts, mask, bias, out, lse if soft is None else soft, lse, lse if pick is None else pick,
+        x.w if order is None else order, x.w if skip is None else skip, *told.tensors(x.w),
+        *x.strides(), *v.stride(), *parts.stride()[:2], sml, smm, smn, sbl, sbm, sbn, *out.stride(),
         x.slope, x.nq, x.n, x.w.shape[-1], dv, *given.align.arguments(x.w), *told.numbers(),
-        **x.flags(), **given.flags(), **told.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft.numel() > 0, HIDES=given.align.hides, **tile,
+        **x.flags(), **given.flags(), **told.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft is not None, HIDES=given.align.hides, **tile,
     )  # fmt: skip

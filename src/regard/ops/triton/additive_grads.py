@@ -300,32 +300,34 @@ def backward(
     v: Tensor,
     given: Conditions,
     lse: Tensor,
-    pick: Tensor,
+    pick: Tensor | None,
     do: Tensor,
     delta: Tensor,
     skip: Tensor | None,
-    into: tuple[Tensor, Tensor, Tensor],
+    into: tuple[Tensor, Tensor, Tensor, Tensor],
     wants_bias: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Add to the gradients of a and u, and write that of v, unless `skip` is nonzero.
+    """Add to the gradients of a, of w by query, and of u, and write that of v, unless `skip` is nonzero.
 
     Gives those of w (L, D), of the bias (L, Nq, N) and of the positions (L, Nq), where there are any.
-    The first two of `into` have the shape of the operands a and u, with their room, in float32; the third is contiguous.
+    The first three of `into` have the shape of the operands a, a and u, with their room, in float32, the first two with the same strides;
+    the fourth is contiguous.
     """
     length, dv = x.a.shape[0], v.shape[-1]
     align = given.align
     mask, sml, smm, smn = mask_arguments(given.mask, x.w)
     bias, sbl, sbm, sbn = mask_arguments(given.bias, x.w)
     tile = blocks(dv, True)
-    da, du, dvalue = into
+    da, dw, du, dvalue = into
     grid_q, grid_k = cdiv(x.nq, tile["BM"]), cdiv(x.n, tile["BN"])
     width = x.w.shape[-1]
-    dw = torch.zeros_like(da)
     dbias = torch.zeros(length, x.nq, x.n, device=v.device) if wants_bias else None
     dposition = None if align.gaussian == FLAT else torch.zeros(length, x.nq, device=v.device)
     order = align.order(x.n)
     v_parts, do_parts = (in_parts(v, x.u.shape[1]), in_parts(do, x.a.shape[1])) if x.padded else (v, do)
-    excess = torch.zeros(length, grid_k, x.nq, device=v.device)
+    # Where every pair is looked at, every program of keys writes what the queries will read of it.
+    every = given.mask is None and not given.causal and align.position is None
+    excess = (torch.empty if every else torch.zeros)(length, grid_k, x.nq, device=v.device)
     flags = {**x.flags(), **given.flags(), **arithmetic(v), "GUARDED": skip is not None}
     rows = (da, dw, dw if dbias is None else dbias, dw if dposition is None else dposition)
     launches: list[tuple[Any, int, tuple[Tensor, ...], Tensor, dict[str, bool]]] = [
@@ -333,10 +335,18 @@ def backward(
     ]
     if align.choice == ALL or align.learns:
         launches.append((query_grad_kernel, grid_q, rows, da, {"WANTED": wants_bias}))
+    tensors = (
+        *x.operands(), v, do, v_parts, do_parts, mask, bias, lse, delta, excess,
+        lse if pick is None else pick, x.w if order is None else order,
+    )  # fmt: skip
+    parts = (*v_parts.stride()[:2], *do_parts.stride()[:2])
+    strides = (*x.strides(), *v.stride(), *do.stride(), *parts, sml, smm, smn, sbl, sbm, sbn)
+    numbers = (x.slope, x.nq, x.n, width, dv, *align.arguments(x.w))
     for kernel, grid, results, target, more in launches:
+        to_lead, to_token, to_unit = target.stride()
         kernel[(grid, length)](
-            *x.operands(), v, do, v_parts, do_parts, mask, bias, lse, delta, excess, pick, x.w if order is None else order, *results, x.w if skip is None else skip,
-            *x.strides(), *v.stride(), *do.stride(), *v_parts.stride()[:2], *do_parts.stride()[:2], sml, smm, smn, sbl, sbm, sbn, *(target.stride(k) for k in (0, 2, 1)),
-            x.slope, x.nq, x.n, width, dv, *align.arguments(x.w), **flags, **more, **tile,
+            *tensors, *results, x.w if skip is None else skip, *strides, to_lead, to_unit, to_token, *numbers,
+            **flags, **more, **tile,
         )  # fmt: skip
-    return dw.sum(1)[:, : x.width], dbias, dposition
+    of_w = dw.sum(1)
+    return of_w if width == x.width else of_w[:, : x.width], dbias, dposition

@@ -81,8 +81,7 @@ def range_kernel(A, U, TOPS, A_ROWS, U_ROWS, D, BR: tl.constexpr, BD: tl.constex
 @quick
 @triton.jit
 def plan_kernel(
-    ATOP,
-    UTOP,
+    TOPS,
     W,
     FITS,
     LIMITS,
@@ -101,8 +100,8 @@ def plan_kernel(
     """Choose the first series whose range covers the data; write its number of terms (0: none) and coefficients."""
     d = tl.arange(0, BD)
     inside = d < D
-    a = tl.load(ATOP + d, mask=inside, other=0).to(tl.float32, bitcast=True)
-    u = tl.load(UTOP + d, mask=inside, other=0).to(tl.float32, bitcast=True)
+    a = tl.load(TOPS + d, mask=inside, other=0).to(tl.float32, bitcast=True)
+    u = tl.load(TOPS + D + d, mask=inside, other=0).to(tl.float32, bitcast=True)
     reach = tl.max(tl.where(inside, a + u, 0.0), 0)
     bad = tl.max(tl.where(inside & ((a != a) | (u != u)), 1, 0), 0)
     largest = 1e-30
@@ -125,14 +124,17 @@ def plan_kernel(
 @quick
 @triton.jit
 def features_kernel(
-    A, U, W, PHI, PSI, BIAS, TERMS, SERIES, SCALES, sw, A_ROWS, U_ROWS, NQ, N, D,
+    A, U, W, PHI, PSI, BIAS, TERMS, SERIES, SCALES, TOPS, sw, A_ROWS, U_ROWS, NQ, N, D,
     KMAX: tl.constexpr, FAST: tl.constexpr, BR: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Features of some tokens of either side: (rows, KMAX, 2, DP); the first `terms` of them are written."""
+    """Features of some tokens of either side: (rows, KMAX, 2, DP); the first `terms` of them are written. Two zeros for the prologue."""
+    program, split = tl.program_id(0), tl.cdiv(A_ROWS, BR)
+    tl.store(
+        TOPS + tl.arange(0, 2), tl.zeros((2,), dtype=tl.int32), mask=(tl.zeros((2,), dtype=tl.int32) + program) == 0
+    )
     terms = tl.load(TERMS)
     if terms == 0:
         return
-    program, split = tl.program_id(0), tl.cdiv(A_ROWS, BR)
     d = tl.arange(0, DP)
     if program < split:
         r = program * BR + tl.arange(0, BR)
@@ -413,28 +415,28 @@ class Sine:
         device = a.device
         tables = _tables(a.dtype, device)
         self.kmax = tables[0].shape[1]
-        self.dp = max(32, cdiv(self.width, 32) * 32)
-        self.block = power_of_2(self.dp)
-        # A tile of hidden units is a power of two wide; features are laid out without the excess.
-        self.dp = self.block
+        # A tile of hidden units is a power of two wide.
+        self.dp = power_of_2(max(32, self.width))
         self.inner = self.kmax * 2 * self.dp
         a_rows, u_rows = self.length * self.nq, self.length * self.n
         # Each begins at a multiple of 16 bytes, as a launch expects.
-        self.terms, self.scales, self.series = plan[:1].view(torch.int32), plan[4:6], plan[8:]
+        terms, _, self.scales, self.series = plan.split((1, 3, 4, 2 * self.kmax))
+        self.terms: Tensor = terms.view(torch.int32)
+        # For the prologue of a backward: zeros, once the features are there.
+        self.tops = (torch.zeros if fresh else torch.empty)(2, self.width, dtype=torch.int32, device=device)
         if fresh:
-            tops = torch.zeros(2, self.width, dtype=torch.int32, device=device)
             grid = (cdiv(a_rows, 128) + cdiv(u_rows, 128),)
-            range_kernel[grid](self.a, self.u, tops, a_rows, u_rows, self.width, BR=128, BD=self.block)
+            range_kernel[grid](self.a, self.u, self.tops, a_rows, u_rows, self.width, BR=128, BD=self.dp)
             plan_kernel[(1,)](
-                tops, tops[1], self.w, *tables, self.terms, self.series, self.scales, self.width, self.w.shape[0],
-                F=tables[0].shape[0], K2=2 * self.kmax, BD=self.block, BK=power_of_2(2 * self.kmax),
+                self.tops, self.w, *tables, self.terms, self.series, self.scales, self.width, self.w.shape[0],
+                F=tables[0].shape[0], K2=2 * self.kmax, BD=self.dp, BK=power_of_2(2 * self.kmax),
             )  # fmt: skip
         self.phi = torch.empty(self.length, self.nq, self.inner, dtype=torch.float16, device=device)
         self.psi = torch.empty(self.length, self.n, self.inner, dtype=torch.float16, device=device)
         self.bias = torch.empty(self.length, self.n, device=device)
         grid = (cdiv(a_rows, 16) + cdiv(u_rows, 16),)
         features_kernel[grid](
-            self.a, self.u, self.w, self.phi, self.psi, self.bias, self.terms, self.series, self.scales,
+            self.a, self.u, self.w, self.phi, self.psi, self.bias, self.terms, self.series, self.scales, self.tops,
             self.w_stride(), a_rows, u_rows, self.nq, self.n, self.width,
             KMAX=self.kmax, FAST=_on_device(a), BR=16, DP=self.dp, num_warps=4,
         )  # fmt: skip
@@ -467,9 +469,9 @@ class Sine:
         return self.bias if align.seed is None else align.seed, align.dropout, align.first_query
 
     def backward(
-        self, v: Tensor, given: Conditions, lse: Tensor, do: Tensor, delta: Tensor, tops: Tensor
+        self, v: Tensor, given: Conditions, lse: Tensor, do: Tensor, delta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of a, u, w (L or 1, D) and v. Where `terms` is 0 the first three are zero and the last is meaningless."""
+        """Gradients of a, u, w (L or 1, D) and v, when the prologue has been. Where `terms` is 0 the first three are zero, the last meaningless."""
         length, nq, n, dv = self.length, self.nq, self.n, v.shape[-1]
         device = v.device
         mask, sml, smm, smn = mask_arguments(given.mask, self.bias)
@@ -479,7 +481,8 @@ class Sine:
         single = rows >= nq
         p = torch.empty(length, rows, n, dtype=v.dtype, device=device)
         g = torch.empty(length, rows, n, dtype=torch.float16, device=device)
-        dphi = torch.empty_like(self.phi)
+        descriptors = self.descriptors(tile)
+        dphi = None if single else torch.empty_like(self.phi)
         dpsi: Tensor | None = None
         dvalue: Tensor | None = None
         dbias: Tensor | None = None
@@ -487,16 +490,19 @@ class Sine:
             count = min(rows, nq - first)
             grid = (cdiv(count, tile["BM"]), cdiv(n, tile["BN"]), length)
             panel_kernel[grid](
-                *self.descriptors(tile), self.bias, v, do, mask, lse, delta, p, g, self.terms, self.scales, tops, first,
+                *descriptors, self.bias, v, do, mask, lse, delta, p, g, self.terms, self.scales, self.tops, first,
                 *v.stride(), *do.stride(), sml, smm, smn, nq, n, dv, rows, *self._drops(given),
                 **_flags(given), DP=self.dp, BV=max(16, power_of_2(dv)), **tile,
             )  # fmt: skip
-            part_p, part_g = p[:, :count], g[:, :count]
-            torch.bmm(part_g, self.psi, out=dphi) if single else dphi[:, first : first + count].copy_(
-                torch.bmm(part_g, self.psi)
-            )
-            part_psi = torch.bmm(part_g.mT, self.phi[:, first : first + count])
-            part_v = torch.bmm(part_p.mT, do[:, first : first + count])
+            part_p, part_g, part_phi, part_do = p, g, self.phi, do
+            if not single:
+                part_p, part_g = p[:, :count], g[:, :count]
+                part_phi, part_do = self.phi[:, first : first + count], do[:, first : first + count]
+            part_dphi = torch.bmm(part_g, self.psi)
+            if dphi is not None:
+                dphi[:, first : first + count] = part_dphi
+            part_psi = torch.bmm(part_g.mT, part_phi)
+            part_v = torch.bmm(part_p.mT, part_do)
             part_bias = part_g.sum(1, dtype=torch.float32)
             if single:
                 dpsi, dvalue, dbias = part_psi, part_v, part_bias
@@ -507,9 +513,9 @@ class Sine:
         assert dpsi is not None
         assert dvalue is not None
         assert dbias is not None
-        return (*self._from_features(dphi, dpsi, dbias, tops), dvalue)
+        return (*self._from_features(part_dphi if dphi is None else dphi, dpsi, dbias), dvalue)
 
-    def _from_features(self, dphi: Tensor, dpsi: Tensor, dbias: Tensor, tops: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _from_features(self, dphi: Tensor, dpsi: Tensor, dbias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of a, u and w from those of the features."""
         own = self.w.shape[0] > 1
         # A partial sum of w must not span two leading indices when w differs between them.
@@ -519,7 +525,7 @@ class Sine:
         da, du = (torch.empty(x.shape, device=x.device) for x in (self.a, self.u))
         dw = torch.empty(programs, self.width, device=self.a.device)
         features_grad_kernel[(programs,)](
-            self.a, self.u, self.w, dphi, dpsi, dbias, da, du, dw, self.terms, self.series, self.scales, tops,
+            self.a, self.u, self.w, dphi, dpsi, dbias, da, du, dw, self.terms, self.series, self.scales, self.tops,
             self.w_stride(), a_rows, u_rows, self.nq, self.n, self.width,
             KMAX=self.kmax, FAST=_on_device(self.a), BR=block, DP=self.dp, num_warps=4,
         )  # fmt: skip
@@ -529,17 +535,16 @@ class Sine:
         return da, du, from_a + from_u
 
 
-def prologue(do: Tensor, out: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The delta (L, Nq), and the largest squared norms of do and v as bits of floats."""
+def prologue(do: Tensor, out: Tensor, v: Tensor, tops: Tensor) -> Tensor:
+    """The delta (L, Nq); into zeros the largest squared norms of do and v, as bits of floats."""
     (length, nq, dv), n = out.shape, v.shape[1]
     delta = torch.empty(length, nq, device=v.device)
-    tops = torch.zeros(2, dtype=torch.int32, device=v.device)
     q_blocks = cdiv(nq, 64)
     prologue_kernel[(q_blocks + cdiv(n, 64), length)](
         do, out, v, delta, tops, *do.stride(), *out.stride(), *v.stride(), nq, n, dv, q_blocks,
         BR=64, BV=max(16, power_of_2(dv)), num_warps=4,
     )  # fmt: skip
-    return delta, tops
+    return delta
 
 
 def _flags(given: Conditions) -> dict[str, bool]:

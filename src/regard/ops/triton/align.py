@@ -13,7 +13,7 @@ where the Gaussian is added, $\sum_j p_j x_j\, \partial b_j$ where it scales, $\
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -146,8 +146,7 @@ def first_largest(x, n, BIG: tl.constexpr):
     return top, tl.min(tl.where(x == top[:, None], n[None, :], BIG), 1)
 
 
-@dataclass(frozen=True)
-class Align:
+class Align(NamedTuple):
     """An alignment, and dropout, as what a kernel is launched with."""
 
     seed: Tensor | None = None  # (1,), int64

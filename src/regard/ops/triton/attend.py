@@ -37,40 +37,48 @@ def _read(given: Given) -> tuple[Conditions, str]:
     return Conditions(mask, bias, causal, Align.unflat(seed, position, numbers, kinds)), act
 
 
-def _results(a: Tensor, v: Tensor, given: Conditions, act: str) -> tuple[Tensor, ...]:
-    """Room for the results; what is not needed is empty."""
+# Contexts (L, Nq, d_v) in the dtype of v, and what the backward needs.
+#
+# That is the log-sum-exp of the scores (L, Nq) in float32, what the softmax weights read in float32, and the single key that was read
+# (-1: none) by a choice or in an empty window, and the plan of a sine basis. In the sine basis the log-sum-exp leaves out a constant of
+# each row, which cancels in the weights.
+Results = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def _results(a: Tensor, v: Tensor, given: Conditions, act: str) -> Results:
+    """Room for the results; None for what is not needed."""
     (length, nq), dv, align = a.shape[:2], v.shape[-1], given.align
     # In half precision the contexts are too coarse for exact gradients; the sine basis is as coarse itself.
     sines = uses_sines(a, act, given)
     coarse = v.dtype in HALVES and not sines
-    soft = (length, nq, dv) if align.learns and (coarse or align.choice != ALL) else (0,)
-    pick = (length, nq) if align.choice != ALL or align.position is not None else (0,)
+    float32 = torch.float32
     return (
         v.new_empty(length, nq, dv),
-        a.new_empty((length, nq), dtype=torch.float32),
-        a.new_empty(soft, dtype=torch.float32),
-        a.new_empty(pick, dtype=torch.int32),
-        a.new_empty(plan_size(a.dtype) if sines else 0, dtype=torch.float32),
+        a.new_empty((length, nq), dtype=float32),
+        a.new_empty((length, nq, dv), dtype=float32) if align.learns and (coarse or align.choice != ALL) else None,
+        a.new_empty((length, nq), dtype=torch.int32) if align.choice != ALL or align.position is not None else None,
+        a.new_empty(plan_size(a.dtype), dtype=float32) if sines else None,
     )
 
 
-def _forward(
-    a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object, summary: Summary | None = None
+def _all_there(
+    out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None, plan: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Contexts (L, Nq, d_v) in the dtype of v, and what the backward needs.
+    """A registered operator gives and takes tensors: what is not there is empty."""
+    soft, plan = (lse.new_empty(0) if x is None else x for x in (soft, plan))
+    return out, lse, soft, lse.new_empty(0, dtype=torch.int32) if pick is None else pick, plan
 
-    That is the log-sum-exp of the scores (L, Nq) in float32, what the softmax weights read in float32, and the single key that was read
-    (-1: none) by a choice or in an empty window, and the plan of a sine basis.
 
-    In the sine basis the log-sum-exp leaves out a constant of each row, which cancels in the weights.
+def _forward(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object, summary: Summary | None = None) -> Results:
+    """Of a (L, Nq, D), u (L, N, D), w (L or 1, D), v (L, N, d_v).
 
-    a (L, Nq, D), u (L, N, D), w (L or 1, D), v (L, N, d_v); mask bytes and bias (L or 1, Nq or 1, N or 1); causal aligns the last
-    query with the last key; seed to kinds are an `Align`. A `summary` of a softmax is written beside, in the same pass.
+    Mask bytes and bias (L or 1, Nq or 1, N or 1); causal aligns the last query with the last key; seed to kinds are an `Align`. A `summary`
+    of a softmax is written beside, in the same pass.
     """
     given, act = _read(given_)  # type: ignore[arg-type]
-    out, lse, soft, pick, plan = _results(a, v, given, act)
+    results = out, lse, soft, pick, plan = _results(a, v, given, act)
     sine, skip = None, None
-    if uses_sines(a, act, given):
+    if plan is not None:
         sine = Sine(a, u, w, plan, fresh=True)
         sine.forward(v, given, out, lse)
         skip = sine.terms
@@ -79,37 +87,47 @@ def _forward(
     additive_exact.forward(x, v, given, out, soft, lse, pick, skip, summary)
     if summary is not None:
         summaries.beside_contexts(x, sine, given, lse, summary)
-    return out, lse, soft, pick, plan
+    return results
+
+
+def _forward_registered(*operands) -> tuple[Tensor, ...]:
+    return _all_there(*_forward(*operands))
 
 
 def _forward_fake(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given_: object) -> tuple[Tensor, ...]:
-    return _results(a, v, *_read(given_))  # type: ignore[arg-type]
+    return _all_there(*_results(a, v, *_read(given_)))  # type: ignore[arg-type]
 
 
 def _gradients(
     grad: Tensor, a: Tensor, u: Tensor, w: Tensor, v: Tensor,
-    out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, plan: Tensor, wants_bias: bool, *given_: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, u, w, v, bias and position, in their dtypes, from that of the context."""
+    out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None, plan: Tensor | None, wants_bias: bool, *given_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of a, u, w, v, bias and position, in their dtypes, from that of the context; None where there is none."""
     given, act = _read(given_)  # type: ignore[arg-type]
     align = given.align
     do = grad.to(v.dtype)
-    delta, tops = prologue(do, soft if soft.numel() else out, v)
+    read = out if soft is None else soft
     dbias: Tensor | None = None
     dposition: Tensor | None = None
-    if uses_sines(a, act, given):
+    if plan is not None:
         sine = Sine(a, u, w, plan)
-        da, du, dw, dv = sine.backward(v, given, lse, do, delta, tops)
+        delta = prologue(do, read, v, sine.tops)
+        da, du, dw, dv = sine.backward(v, given, lse, do, delta)
         dv = dv.to(v.dtype).contiguous()
         exact = Exact(a, u, w, act, prepare=False)
-        more, _, _ = additive_grads.backward(exact, v, given, lse, pick, do, delta, sine.terms, (da, du, dv))
+        more, _, _ = additive_grads.backward(
+            exact, v, given, lse, pick, do, delta, sine.terms, (da, torch.zeros_like(da), du, dv)
+        )
         dw = dw + (more if w.shape[0] > 1 else more.sum(0, keepdim=True))
     else:
+        # Nobody asks for the largest norms.
+        delta = prologue(do, read, v, lse.new_empty(2, dtype=torch.int32))
         exact = Exact(a, u, w, act, prepare=True)
-        da, du = (torch.zeros_like(x.mT).mT for x in (exact.a, exact.u))
+        da, by_query = torch.zeros(2, *exact.a.mT.shape, device=v.device).mT.unbind()
+        du = torch.zeros_like(exact.u.mT).mT
         dv = torch.empty_like(v, memory_format=torch.contiguous_format)
         dw, dbias, dposition = additive_grads.backward(
-            exact, v, given, lse, pick, do, delta, None, (da, du, dv), wants_bias
+            exact, v, given, lse, pick, do, delta, None, (da, by_query, du, dv), wants_bias
         )
         dw = dw if w.shape[0] > 1 else dw.sum(0, keepdim=True)
         da, du = da[:, : exact.nq, : exact.width], du[:, : exact.n, : exact.width]
@@ -119,11 +137,16 @@ def _gradients(
     if dposition is not None:
         assert align.position is not None
         dposition = dposition.sum_to_size(align.position.shape)
-    none = v.new_empty(0)
-    return (
-        da.to(a.dtype).contiguous(), du.to(u.dtype).contiguous(), dw.to(w.dtype), dv,
-        none if dbias is None else dbias, none.clone() if dposition is None else dposition,
-    )  # fmt: skip
+    return da.to(a.dtype).contiguous(), du.to(u.dtype).contiguous(), dw.to(w.dtype), dv, dbias, dposition
+
+
+def _gradients_registered(
+    grad: Tensor, a: Tensor, u: Tensor, w: Tensor, v: Tensor,
+    out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, plan: Tensor, *given: object,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    kept = (x if x.numel() else None for x in (soft, pick, plan))
+    found = _gradients(grad, a, u, w, v, out, lse, *kept, *given)  # type: ignore[arg-type]
+    return tuple(v.new_empty(0) if x is None else x for x in found)
 
 
 def _gradients_fake(
@@ -138,7 +161,7 @@ def _gradients_fake(
     return tuple(found)  # type: ignore[return-value]
 
 
-def _remember(ctx: object, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
+def _remember(ctx: object, inputs: tuple[object, ...], output: tuple[Tensor | None, ...]) -> None:
     a, u, w, v, mask, bias, seed, position, *ctx.rest = inputs  # type: ignore[attr-defined]
     ctx.save_for_backward(a, u, w, v, mask, bias, seed, position, *output)  # type: ignore[attr-defined]
 
@@ -148,13 +171,15 @@ def _backward(ctx: object, do: Tensor, *unused: object) -> tuple[Tensor | None, 
 
 
 def _through(gradients, ctx, do: Tensor) -> tuple[Tensor | None, ...]:
-    a, u, w, v, mask, bias, seed, position, out, lse, soft, pick, plan = ctx.saved_tensors
+    a, u, w, v, mask, bias, seed, position, *results = ctx.saved_tensors
     wants_bias = bias is not None and ctx.needs_input_grad[5]
+    results = results if gradients is _gradients else _all_there(*results)
     da, du, dw, dv, dbias, dposition = gradients(
-        do, a, u, w, v, out, lse, soft, pick, plan, wants_bias, mask, bias, seed, position, *ctx.rest
+        do, a, u, w, v, *results, wants_bias, mask, bias, seed, position, *ctx.rest
     )
     dbias = dbias if wants_bias else None
-    dposition = dposition if ctx.needs_input_grad[7] and dposition.numel() else None
+    if not ctx.needs_input_grad[7] or (dposition is not None and not dposition.numel()):
+        dposition = None
     return da, du, dw, dv, None, dbias, None, dposition, None, None, None, None
 
 
@@ -165,8 +190,8 @@ def _no_double_backward(ctx: object, *grads: Tensor) -> None:
     )
 
 
-_library.impl("additive", _forward, "CompositeExplicitAutograd")
-_library.impl("additive_backward", _gradients, "CompositeExplicitAutograd")
+_library.impl("additive", _forward_registered, "CompositeExplicitAutograd")
+_library.impl("additive_backward", _gradients_registered, "CompositeExplicitAutograd")
 torch.library.register_fake("regard::additive", _forward_fake, lib=_library)
 torch.library.register_fake("regard::additive_backward", _gradients_fake, lib=_library)
 torch.library.register_autograd("regard::additive", _backward, setup_context=_remember, lib=_library)
@@ -197,7 +222,9 @@ class Additive(torch.autograd.Function):
         inputs, summary = given[:-1], given[-1]
         results = _forward(*inputs, summary=summary)
         _remember(ctx, inputs, results)
-        ctx.mark_non_differentiable(*results[1:])
+        ctx.mark_non_differentiable(*(x for x in results[1:] if x is not None))
+        # Nor are zeros made for gradients that these do not have.
+        ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
@@ -207,9 +234,7 @@ class Additive(torch.autograd.Function):
         return *_through(gradients, ctx, do), None
 
 
-def additive(
-    a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given: object, summary: Summary | None = None
-) -> tuple[Tensor, ...]:
-    """Contexts, log-sum-exp and what the backward needs, by the quickest way to the kernels; and a summary of a softmax."""
-    results: tuple[Tensor, ...] = Additive.apply(a, u, w, v, *given, summary)
+def additive(a: Tensor, u: Tensor, w: Tensor, v: Tensor, *given: object, summary: Summary | None = None) -> Results:
+    """The same by the quickest way to the kernels; None where the registered operator gives an empty tensor."""
+    results: Results = Additive.apply(a, u, w, v, *given, summary)
     return results

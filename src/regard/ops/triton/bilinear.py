@@ -434,8 +434,7 @@ class Operands(NamedTuple):
         return self.scale / c, c, self.number, slope, h, nq, n, d, dv
 
     def flags(self) -> dict[str, object]:
-        device = self.q.device.type == "cuda"
-        single = self.q.dtype == torch.float32
+        device, single = self.q.device.type == "cuda", self.q.dtype == torch.float32
         return {
             "ACT": code_of(self.act)[0], "CAUSAL": self.causal, "HAS_MASK": self.mask is not None,
             "HAS_OFFSET": self.offset is not None, "HAS_GAMMA": self.key_bias is not None, "HAS_RATE": self.rate is not None,
@@ -460,22 +459,23 @@ def tile_of(x: Operands, backward: bool) -> Tile:
 
 def tile_name(x: Operands, backward: bool) -> str:
     """What the tile of a call is measured under."""
-    widths = default_tile(x, backward)
-    kernel = "bilinear backward" if backward else "bilinear forward"
-    dtype = str(x.q.dtype).removeprefix("torch.")
-    return name_of(_device_name(x.q.get_device()), kernel, dtype, (widths["BD"], widths["BV"]))
+    return _name(x.q.get_device(), x.q.dtype, *_widths(x.q.shape[3], x.v.shape[3]), backward)
 
 
 @functools.cache
-def _device_name(index: int) -> str:
-    return torch.cuda.get_device_name(index)
+def _name(index: int, dtype: torch.dtype, bd: int, bv: int, backward: bool) -> str:
+    kernel = "bilinear backward" if backward else "bilinear forward"
+    return name_of(torch.cuda.get_device_name(index), kernel, str(dtype).removeprefix("torch."), (bd, bv))
+
+
+def _widths(d: int, dv: int) -> tuple[int, int]:
+    return max(16, power_of_2(d)), max(16, power_of_2(dv))
 
 
 def default_tile(x: Operands, backward: bool) -> Tile:
     """Tile sizes, warps and stages that suit the width; a small tile under the interpreter."""
-    *_, d, dv = x.sizes
-    widths = {"BD": max(16, power_of_2(d)), "BV": max(16, power_of_2(dv))}
-    wide = max(widths.values())
+    bd, bv = _widths(x.q.shape[3], x.v.shape[3])
+    widths, wide = {"BD": bd, "BV": bv}, max(bd, bv)
     if x.q.device.type != "cuda":
         return {"BM": 16, "BN": 32, **widths, "num_warps": 4, "num_stages": 1}
     if x.q.dtype == torch.float32:
@@ -504,40 +504,81 @@ def forward(x: Operands) -> tuple[Tensor, Tensor]:
 
 
 class Gradients(NamedTuple):
-    """In the order of the operands; empty where there is none."""
+    """In the order of the operands."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    offset: Tensor
-    key_bias: Tensor
-    rate: Tensor
+    offset: Tensor | None
+    key_bias: Tensor | None
+    rate: Tensor | None
+
+
+class Room(NamedTuple):
+    """Where kernels write gradients; those of offset and rate in parts, as many as there are programs. None where there is no operand."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    offset: Tensor | None  # (B, H, programs), as that of the rate
+    key_bias: Tensor | None
+    rate: Tensor | None
+
+    @classmethod
+    def of(cls, x: Operands, programs: int) -> Room:
+        (b, h, nq, d), (n, dv), device = x.q.shape, x.v.shape[2:], x.q.device
+        return cls(
+            x.q.new_empty(b, h, nq, d),
+            x.k.new_empty(b, h, n, d),
+            x.v.new_empty(b, h, n, dv),
+            None if x.offset is None else torch.empty(b, h, programs, device=device),
+            None if x.key_bias is None else torch.empty(b, h, n, device=device),
+            None if x.rate is None else torch.empty(b, h, programs, device=device),
+        )
+
+    def of_queries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the kernel of the queries points to; what there is none of points somewhere else."""
+        return self.q, self.q if self.offset is None else self.offset, self.q if self.rate is None else self.rate
+
+    def of_keys(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.k, self.v, self.k if self.key_bias is None else self.key_bias
+
+    def gradients(self) -> Gradients:
+        return Gradients(
+            self.q,
+            self.k,
+            self.v,
+            None if self.offset is None else self.offset.sum(-1),
+            self.key_bias,
+            None if self.rate is None else self.rate.sum().reshape(1),
+        )
+
+
+def largest_magnitudes(x: Operands, do: Tensor) -> Tensor:
+    """Of do and v, (2,), which float16 needs; elsewhere what nobody reads."""
+    if x.q.dtype != torch.float16:
+        return do
+    return torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32) for t in (do, x.v)])
 
 
 def backward(x: Operands, out: Tensor, lse: Tensor, do: Tensor, dlse: Tensor | None) -> Gradients:
     """Gradients from those of the contexts, in the dtype of the values, and of the log-sum-exp."""
-    b, h, nq, n, d, dv = x.sizes
-    device = x.v.device
+    b, h, nq, n, _, _ = x.sizes
     half = x.q.dtype == torch.float16
     # The error of the slope, 1e-3, is that of a tanh rounded to bfloat16, but twice that of one rounded to float16.
     quick = x.may_approximate() and not half
-    tops = do
-    if half:
-        tops = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32) for t in (do, x.v)])
+    tops = largest_magnitudes(x, do)
     shape = tile_of(x, True)
     blocks = cdiv(nq, shape["BM"])
-    log_mass, delta = (torch.empty(b, h, nq, device=device) for _ in range(2))
-    dq, dk, dvalue = (t.new_empty(b, h, *size) for t, size in ((x.q, (nq, d)), (x.k, (n, d)), (x.v, (n, dv))))
-    doff, drate = (torch.empty((b, h, blocks) if t is not None else 0, device=device) for t in (x.offset, x.rate))
-    dbias = torch.empty((b, h, n) if x.key_bias is not None else 0, device=device)
+    log_mass, delta = torch.empty_like(lse), torch.empty_like(lse)
+    room = Room.of(x, blocks)
+    tensors, strides, of_do, numbers = x.tensors(), x.strides(), do.stride(), x.numbers()
+    flags = {**x.flags(), "HALF": half, "APPROXIMATE": quick, **shape}
     query_grad_kernel[(blocks, b * h)](
-        *x.tensors(), out, lse, do, do if dlse is None else dlse, tops, log_mass, delta, dq, doff, drate,
-        *x.strides(), *out.stride(), *do.stride(), *x.numbers(), **x.flags(), HAS_DLSE=dlse is not None, HALF=half, APPROXIMATE=quick, **shape,
+        *tensors, out, lse, do, do if dlse is None else dlse, tops, log_mass, delta, *room.of_queries(),
+        *strides, *out.stride(), *of_do, *numbers, **flags, HAS_DLSE=dlse is not None,
     )  # fmt: skip
     key_grad_kernel[(cdiv(n, shape["BN"]), b * h)](
-        *x.tensors(), log_mass, do, tops, delta, dk, dvalue, dbias,
-        *x.strides(), *do.stride(), *x.numbers(), **x.flags(), HALF=half, APPROXIMATE=quick, **shape,
-    )  # fmt: skip
-    return Gradients(
-        dq, dk, dvalue, doff.sum(-1) if x.offset is not None else doff, dbias, drate.sum().reshape(-1)[: drate.numel()]
+        *tensors, log_mass, do, tops, delta, *room.of_keys(), *strides, *of_do, *numbers, **flags
     )
+    return room.gradients()

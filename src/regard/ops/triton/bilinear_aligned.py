@@ -41,12 +41,14 @@ from regard.ops.triton.bilinear import (
     LOG2E,
     Gradients,
     Operands,
+    Room,
     _allowed,
     _lift,
     _product,
     _rows,
     _scalar,
     default_tile,
+    largest_magnitudes,
 )
 from regard.ops.triton.launching import cdiv, quick
 
@@ -499,18 +501,18 @@ def _tile(x: Operands, align: Align, kernel: str) -> dict[str, int]:
     return {**tile, **dict(zip(("BM", "BN", "num_warps", "num_stages"), WINDOWED[kernel], strict=True))}
 
 
-def forward(x: Operands, align: Align) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(x: Operands, align: Align) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Contexts (B, H, Nq, d_v), log-sum-exp (B, H, Nq), what the softmax would read where a choice learns from it, the single keys."""
     b, h, nq, _, _, dv = x.sizes
     device = x.v.device
     out = x.v.new_empty(b, h, nq, dv)
     lse = torch.empty(b, h, nq, device=device)
-    soft = torch.empty((b, h, nq, dv) if align.choice != ALL and align.learns else 0, device=device)
+    soft = torch.empty(b, h, nq, dv, device=device) if align.choice != ALL and align.learns else None
     single = align.choice != ALL or align.position is not None
-    pick = torch.empty((b, h, nq) if single else 0, dtype=torch.int32, device=device)
+    pick = torch.empty(b, h, nq, dtype=torch.int32, device=device) if single else None
     tile, order = _tile(x, align, "forward"), align.order(x.k.shape[2])
     forward_kernel[(cdiv(nq, tile["BM"]), b * h)](
-        *x.tensors(), x.q if order is None else order, out, lse, soft, pick,
+        *x.tensors(), x.q if order is None else order, out, lse, lse if soft is None else soft, lse if pick is None else pick,
         *x.strides(), *out.stride(), *x.numbers(), *align.arguments(x.q),
         **x.flags(), **align.flags(), HIDES=align.hides, ORDERED=order is not None, **tile,
     )  # fmt: skip
@@ -518,48 +520,46 @@ def forward(x: Operands, align: Align) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def backward(
-    x: Operands, align: Align, outputs: tuple[Tensor, Tensor, Tensor, Tensor], do: Tensor, dlse: Tensor | None
-) -> tuple[Gradients, Tensor]:
+    x: Operands,
+    align: Align,
+    outputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    do: Tensor,
+    dlse: Tensor | None,
+) -> tuple[Gradients, Tensor | None]:
     """Gradients from those of the contexts, in the dtype of the values, and of the log-sum-exp; and of the positions."""
     out, lse, soft, pick = outputs
-    b, h, nq, n, d, dv = x.sizes
+    b, h, nq, n, _, _ = x.sizes
     device = x.v.device
-    half = x.q.dtype == torch.float16
-    tops = do
-    if half:
-        tops = torch.stack([torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32) for t in (do, x.v)])
+    tops = largest_magnitudes(x, do)
     of_queries, of_keys = (_tile(x, align, kernel) for kernel in ("queries", "keys"))
-    order, local = align.order(n), align.position is not None
+    order, position = align.order(n), align.position
     blocks, key_blocks = cdiv(nq, of_queries["BM"]), cdiv(n, of_keys["BN"])
-    delta = torch.empty(b, h, nq, device=device)
-    dq, dk, dvalue = (t.new_empty(b, h, *size) for t, size in ((x.q, (nq, d)), (x.k, (n, d)), (x.v, (n, dv))))
-    doff, drate = (torch.empty((b, h, blocks) if t is not None else 0, device=device) for t in (x.offset, x.rate))
-    dbias = torch.empty((b, h, n) if x.key_bias is not None else 0, device=device)
-    # What has no Gaussian does not teach its positions.
-    dposition = (torch.zeros if align.gaussian == FLAT else torch.empty)((b * h, nq) if local else 0, device=device)
+    room, delta = Room.of(x, blocks), torch.empty_like(lse)
+    # What there is none of points somewhere else.
+    dposition = None
+    moved = notes = reach = delta
     total = blocks * of_queries["BM"] // GRAIN.value
-    notes, reach = (
-        torch.empty(b * h * size if local else 0, dtype=torch.int32, device=device)
-        for size in (4 * total, 4 * key_blocks)
-    )
-    flags = {**x.flags(), **align.flags(), "HALF": half, "ORDERED": order is not None}
+    if position is not None:
+        # What has no Gaussian does not teach its positions.
+        moved = dposition = (torch.zeros if align.gaussian == FLAT else torch.empty)(b * h, nq, device=device)
+        notes, reach = (torch.empty(b * h * 4 * size, dtype=torch.int32, device=device) for size in (total, key_blocks))
+    flags = {**x.flags(), **align.flags(), "HALF": x.q.dtype == torch.float16, "ORDERED": order is not None}
     tensors = (*x.tensors(), x.q if order is None else order)
+    strides, numbers = (*x.strides(), *do.stride()), (*x.numbers(), *align.arguments(x.q))
+    pick = lse if pick is None else pick
     query_grad_kernel[(blocks, b * h)](
-        *tensors, soft if soft.numel() else out, lse, pick, do, do if dlse is None else dlse, tops, delta,
-        dq, doff, drate, dposition, notes,
-        *x.strides(), *do.stride(), *x.numbers(), *align.arguments(x.q), **flags, HAS_DLSE=dlse is not None, **of_queries,
+        *tensors, out if soft is None else soft, lse, pick, do, do if dlse is None else dlse, tops, delta,
+        *room.of_queries(), moved, notes,
+        *strides, *numbers, **flags, HAS_DLSE=dlse is not None, **of_queries,
     )  # fmt: skip
-    if local:
+    if position is not None:
         reach_kernel[(cdiv(key_blocks, 16), b * h)](
             notes, reach, total, key_blocks, nq, BN=of_keys["BN"], BK=16, BT=256
         )
     key_grad_kernel[(key_blocks, b * h)](
-        *tensors, lse, pick, do, tops, delta, reach, dk, dvalue, dbias,
-        *x.strides(), *do.stride(), *x.numbers(), *align.arguments(x.q), **flags, **of_keys,
+        *tensors, lse, pick, do, tops, delta, reach, *room.of_keys(),
+        *strides, *numbers, **flags, **of_keys,
     )  # fmt: skip
-    found = Gradients(
-        dq, dk, dvalue, doff.sum(-1) if x.offset is not None else doff, dbias, drate.sum().reshape(-1)[: drate.numel()]
-    )
-    if align.position is not None and align.position.shape[0] == 1:
+    if dposition is not None and position is not None and position.shape[0] == 1:
         dposition = dposition.sum(0, keepdim=True)
-    return found, dposition
+    return room.gradients(), dposition

@@ -34,13 +34,25 @@ def _parts(operands) -> tuple[Operands, Align]:
     return x, Align.unflat(seed, position, numbers, kinds)
 
 
-def _forward(*operands):
-    """Contexts (B, H, Nq, d_v) in the dtype of v, log-sum-exp (B, H, Nq) in float32; what the softmax would read, and the keys chosen."""
+# Contexts (B, H, Nq, d_v) in the dtype of v, log-sum-exp (B, H, Nq) in float32; what the softmax would read, and the keys chosen.
+Results = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def _forward(*operands) -> Results:
     x, align = _parts(operands)
     if not align.is_plain:
         return bilinear_aligned.forward(x, align)
-    out, lse = bilinear.forward(x)
-    return out, lse, lse.new_empty(0), lse.new_empty(0, dtype=torch.int32)
+    return *bilinear.forward(x), None, None
+
+
+def _all_there(out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None) -> tuple[Tensor, ...]:
+    """A registered operator gives and takes tensors: what is not there is empty."""
+    soft = lse.new_empty(0) if soft is None else soft
+    return out, lse, soft, lse.new_empty(0, dtype=torch.int32) if pick is None else pick
+
+
+def _forward_registered(*operands):
+    return _all_there(*_forward(*operands))
 
 
 def _forward_fake(*operands):
@@ -55,14 +67,25 @@ def _forward_fake(*operands):
     )
 
 
-def _gradients(grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, *operands):
-    """Gradients of the first seven operands, in their dtypes; empty where there is none."""
+def _gradients(
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None, *operands
+):
+    """Gradients of the first seven operands, in their dtypes; None where there is none."""
     x, align = _parts(operands)
     do = grad.to(out.dtype)
     if align.is_plain:
-        return *bilinear.backward(x, out, lse, do, grad_lse), lse.new_empty(0)
+        return *bilinear.backward(x, out, lse, do, grad_lse), None
     found, position = bilinear_aligned.backward(x, align, (out, lse, soft, pick), do, grad_lse)
     return *found, position
+
+
+def _gradients_registered(
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, *operands
+):
+    found = _gradients(
+        grad, grad_lse, out, lse, soft if soft.numel() else None, pick if pick.numel() else None, *operands
+    )
+    return tuple(lse.new_empty(0) if x is None else x for x in found)
 
 
 def _gradients_fake(
@@ -77,16 +100,19 @@ def _gradients_fake(
 def _remember(ctx, inputs, output):
     ctx.numbers = inputs[_TENSORS:]
     ctx.save_for_backward(*inputs[:_TENSORS], *output)
-    ctx.mark_non_differentiable(*output[2:])
+    ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
 
 
 def _backward(ctx, do, dlse, *_):
     *operands, out, lse, soft, pick = ctx.saved_tensors
     do = torch.zeros_like(out) if do is None else do
     dlse = None if dlse is None else torch.where(lse > -torch.inf, dlse, 0.0)
-    # A graph of the backward is built by the registered operator, which refuses its derivative by name.
-    run = torch.ops.regard.bilinear_attention_backward if torch.is_grad_enabled() else _gradients
-    grads = run(do, dlse, out, lse, soft, pick, *operands, *ctx.numbers)
+    if torch.is_grad_enabled():
+        # A graph of the backward is built by the registered operator, which refuses its derivative by name.
+        results = _all_there(out, lse, soft, pick)
+        grads = torch.ops.regard.bilinear_attention_backward(do, dlse, *results, *operands, *ctx.numbers)
+    else:
+        grads = _gradients(do, dlse, out, lse, soft, pick, *operands, *ctx.numbers)
     found = (None if x is None else g for x, g in zip(operands[:_LEARNED], grads, strict=True))
     return (*found, *(None,) * 8)
 
@@ -103,8 +129,8 @@ def _no_double_backward(ctx: object, *grads: Tensor) -> None:
     )
 
 
-_library.impl("bilinear_attention", _forward, "CompositeExplicitAutograd")
-_library.impl("bilinear_attention_backward", _gradients, "CompositeExplicitAutograd")
+_library.impl("bilinear_attention", _forward_registered, "CompositeExplicitAutograd")
+_library.impl("bilinear_attention_backward", _gradients_registered, "CompositeExplicitAutograd")
 torch.library.register_fake("regard::bilinear_attention", _forward_fake, lib=_library)
 torch.library.register_fake("regard::bilinear_attention_backward", _gradients_fake, lib=_library)
 torch.library.register_autograd(
@@ -143,7 +169,7 @@ class BilinearAttention(torch.autograd.Function):
         return _backward(ctx, *grads)
 
 
-def bilinear_attention(*operands: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same by the quickest way to the kernels."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = BilinearAttention.apply(*operands)
+def bilinear_attention(*operands: object) -> Results:
+    """The same by the quickest way to the kernels; None where the registered operator gives an empty tensor."""
+    found: Results = BilinearAttention.apply(*operands)
     return found

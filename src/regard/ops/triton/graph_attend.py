@@ -54,8 +54,12 @@ def _remember(ctx, inputs, output):
 
 
 def _backward(ctx, grad, _):
+    return _through(torch.ops.regard.edge_kernel_backward, ctx, grad)
+
+
+def _through(gradients, ctx, grad):
     *operands, context, lse = ctx.saved_tensors
-    da, du, dv, dw = torch.ops.regard.edge_kernel_backward(grad, context, lse, *operands, *ctx.numbers)
+    da, du, dv, dw = gradients(grad, context, lse, *operands, *ctx.numbers)
     return da, du, None if operands[2] is None else dv, dw, *(None,) * 8
 
 
@@ -74,7 +78,25 @@ torch.library.register_autograd("regard::edge_kernel", _backward, setup_context=
 torch.library.register_autograd("regard::edge_kernel_backward", _no_double_backward, lib=_library)
 
 
+class EdgeKernel(torch.autograd.Function):
+    """The same operator for eager mode, where the registered one spends as long on the host as the device on the work."""
+
+    @staticmethod
+    def forward(ctx, *operands):
+        output = _forward(*operands)
+        _remember(ctx, operands, output)
+        # No zeros are made for a gradient that the second does not have.
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        # Asked for a graph of the backward: the registered operator refuses its derivative by name.
+        gradients = torch.ops.regard.edge_kernel_backward if torch.is_grad_enabled() else _gradients
+        return _through(gradients, ctx, grad)
+
+
 def edge_kernel(*operands: object) -> Tensor:
-    """Contexts of `Operands`."""
-    context: Tensor = torch.ops.regard.edge_kernel(*operands)[0]
+    """Contexts of `Operands` by the quickest way to the kernels."""
+    context: Tensor = EdgeKernel.apply(*operands)[0]
     return context

@@ -54,7 +54,7 @@ class quick:
         return functools.partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        told = self._told(args) if _is_usual(self.kernel) else None
+        told = _told(args) if _is_usual(self.kernel) else None
         if told is None:
             self.kernel[grid](*args, **constants)
             return
@@ -72,33 +72,49 @@ class quick:
         sides = (*grid, 1, 1)[:3]
         compiled.run(*sides, stream, compiled.function, compiled.packed_metadata, None, None, None, *given, *last)
 
-    def _told(self, args: tuple[Any, ...]) -> tuple[list[Any], list[Any]] | None:
-        """What a kernel is compiled for, and what it is handed; None where Triton has to look itself."""
-        device = torch._C._cuda_getDevice()
-        told: list[Any] = [device]
-        given: list[Any] = []
-        places = 0
-        for x in args:
-            kind = type(x)
-            if kind is Tensor or kind is Parameter:
-                # Triton refuses by name what is on no device; by its pointer alone it could not.
-                if x.get_device() != device:
-                    return None
-                place = x.data_ptr()
-                places |= place
-                told.append(x.dtype)
-                given.append(place)
-            elif kind is TensorDescriptor:
-                places |= x.base.data_ptr()
-                told += (kind, x.base.dtype, *x.block_shape)
-                given.append(x)
-            elif isinstance(x, Tensor):
-                return None
-            else:
-                # One, True and 1.0 are equal.
-                told += (kind, x)
-                given.append(x)
-        return None if places % 16 else (told, given)
+
+class _Kinds:
+    """Where arguments of some types are tensors, descriptors of tensors and numbers. One object stands for one tuple of types."""
+
+    def __init__(self, kinds: tuple[type, ...]) -> None:
+        tensors = (Tensor, Parameter)
+        self.tensors = [k for k, kind in enumerate(kinds) if kind in tensors]
+        self.descriptors = [k for k, kind in enumerate(kinds) if kind is TensorDescriptor]
+        apart = (*tensors, TensorDescriptor)
+        self.numbers = [k for k, kind in enumerate(kinds) if kind not in apart]
+        # A pointer does not say what else a tensor of another class is.
+        self.are_known = not any(issubclass(kinds[k], Tensor) for k in self.numbers)
+
+
+_kinds = functools.lru_cache(_MOST)(_Kinds)
+
+
+def _told(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]] | None:
+    """What a kernel is compiled for, and what it is handed; None where Triton has to look itself."""
+    # One, True and 1.0 are equal, but not of one kind.
+    kinds = _kinds(tuple(map(type, args)))
+    if not kinds.are_known:
+        return None
+    device = torch._C._cuda_getDevice()
+    told: list[Any] = [device, kinds]
+    given = list(args)
+    places = 0
+    for k in kinds.tensors:
+        x = given[k]
+        # Triton refuses by name what is on no device; by its pointer alone it could not.
+        if x.get_device() != device:
+            return None
+        given[k] = place = x.data_ptr()
+        places |= place
+        told.append(x.dtype)
+    for k in kinds.descriptors:
+        x = given[k]
+        places |= x.base.data_ptr()
+        told += (x.base.dtype, *x.block_shape)
+    if places % 16:
+        return None
+    told += [given[k] for k in kinds.numbers]
+    return told, given
 
 
 def _is_usual(kernel: Any) -> bool:

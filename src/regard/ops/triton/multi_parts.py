@@ -236,11 +236,20 @@ class Operands:
         """Whether scores have a gradient."""
         return self.align.choice == ALL or self.align.learns
 
-    def reach(self) -> Tensor:
-        """First and last key of each query's window, (2, L, Nq) int32; empty where there is no window."""
+    def room(self, like: Tensor, whole: bool, *shape: int) -> Tensor:
+        """Where a gradient is written: in its own dtype if it is `whole` then, in float32 where it is still added to; zeros without any."""
+        dtype = like.dtype if whole else torch.float32
+        return like.new_empty(shape, dtype=dtype) if self.learns else like.new_zeros(shape, dtype=dtype)
+
+    def parts_of_w(self, parts: int) -> tuple[int, int]:
+        """Leading axes of the gradient of w in so many parts for each leading entry; its sum over the second has the first that w has."""
+        return (self.lead, parts) if self.w.shape[0] > 1 else (1, self.lead * parts)
+
+    def reach(self) -> Tensor | None:
+        """First and last key of each query's window, (2, L, Nq) int32; None where there is no window."""
         nq, n, _, _ = self.sizes
         if self.align.position is None:
-            return self.a.new_empty(0, dtype=torch.int32)
+            return None
         both = self.a.new_empty(2, self.lead, nq, dtype=torch.int32)
         _, position, stride, _, window, *_ = self.align.arguments(self.w)
         mask, *mask_strides = mask_arguments(self.mask, self.w)
@@ -250,10 +259,10 @@ class Operands:
         )  # fmt: skip
         return both
 
-    def arguments(self, reach: Tensor) -> tuple[Tensor | float | int, ...]:
+    def arguments(self, reach: Tensor | None) -> tuple[Tensor | float | int, ...]:
         """What every kernel begins with: tensors, the alignment, strides (0 along what is shared), activation, sizes."""
         seed, position, stride, *numbers = self.align.arguments(self.w)
-        low, high = reach if self.align.position is not None else (self.w, self.w)
+        low, high = (self.w, self.w) if reach is None else reach
         mask, *mask_strides = mask_arguments(self.mask, self.w)
         of_w = self.w.stride()
         _, slope, bound = code_of(self.act)

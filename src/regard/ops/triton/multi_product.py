@@ -80,11 +80,12 @@ def forward_kernel(
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, FAST: tl.constexpr, QUICK: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
     HALF: tl.constexpr, PRODUCT: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr,
+    WIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Contexts and log-sum-exp (L, Nq, F) of C queries and one tile of features, running over the keys.
 
-    Of a choice the context is the value of one key, `PICK`, and `SOFT` that of the softmax whose gradient it has.
+    Of a choice the context is the value of one key, `PICK`, and `SOFT` that of the softmax whose gradient it has. A context in half
+    precision stands in `SOFT` as it is.
     """
     lead, tile, block = place(tl.program_id(0), NQ, F, C, BF, 1)
     m = block * C + tl.arange(0, C)
@@ -153,10 +154,10 @@ def forward_kernel(
     if CHOICE:
         tl.store(O + at, read, mask=inside)
         tl.store(PICK + at, pick, mask=inside)
-        if LEARNS:
-            tl.store(SOFT + at, soft, mask=inside)
     else:
         tl.store(O + at, soft, mask=inside)
+    if WIDE:
+        tl.store(SOFT + at, soft, mask=inside)
     if LEARNS:
         # Infinity for a row that reads nothing: its weights are then zero in the backward.
         tl.store(LSE + at, tl.where(alive, top + tl.log2(tl.where(alive, mass, 1.0)), float("inf")), mask=inside)
@@ -186,9 +187,13 @@ def arithmetic(x: Operands) -> dict[str, object]:
     }
 
 
-def forward(x: Operands, reach: Tensor, out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor) -> None:
-    """Write what the alignment has of these, (L, Nq, F), contiguous, in float32 and int32."""
+def forward(
+    x: Operands, reach: Tensor | None, out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None
+) -> None:
+    """Write what the alignment has of these, (L, Nq, F), contiguous; the first in any precision, the rest in float32 and int32."""
     nq, _, _, features = x.sizes
     shape = tile(x)
+    # What there is none of points somewhere else.
+    given = (lse if y is None else y for y in (soft, pick))
     grid = x.lead * cdiv(features, shape["BF"]) * cdiv(nq, shape["C"])
-    forward_kernel[(grid,)](*x.arguments(reach), out, lse, soft, pick, **arithmetic(x), **shape)
+    forward_kernel[(grid,)](*x.arguments(reach), out, lse, *given, **arithmetic(x), WIDE=soft is not None, **shape)

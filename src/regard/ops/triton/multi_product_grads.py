@@ -145,26 +145,32 @@ def tile(x: Operands) -> dict[str, int]:
     return {"R": r, "C": c, "BD": bd, "BF": min(bf, 64), "num_warps": warps, "num_stages": 3}
 
 
-def backward(x: Operands, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of a, u, w and v in float32; what comes in is (L, Nq, F), contiguous, in float32."""
+def backward(
+    x: Operands, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of a, u, w and v, in float32 or in their dtypes; what comes in is (L, Nq, F), contiguous, in float32."""
     nq, n, width, features = x.sizes
     shape = tile(x)
     blocks, tiles = cdiv(n, shape["C"]), cdiv(features, shape["BF"])
     span = min(blocks, cdiv(x.lead * blocks, PROGRAMS))
     groups = cdiv(blocks, span)
-    da, du = do.new_empty(tiles, x.lead, nq, width), do.new_empty(tiles, x.lead, n, width)
-    dw, dv = do.new_empty(x.lead, groups, width, features), do.new_empty(x.lead, n, features)
     of_query = tiles * x.lead * blocks * width
     rows = min(nq, max(8, PANEL // of_query // 8 * 8))
+    single, several = rows == nq, (tiles, x.lead) if tiles > 1 else (x.lead,)
+    du = x.room(x.u, single and tiles == 1, *several, n, width)
+    dw = do.new_empty(*x.parts_of_w(groups), width, features)
+    dv = x.room(x.v, single, x.lead, n, features)
+    found = []
     parts = do.new_empty(rows * of_query)
-    given, flags = x.arguments(do), arithmetic(x)
+    given, flags, pick = x.arguments(None), arithmetic(x), lse if pick is None else pick
     for begin in range(0, nq, rows):
         end = min(begin + rows, nq)
         grad_kernel[(x.lead * tiles * groups,)](
             *(*given, soft, lse, do, pick, parts, du, dw, dv, begin, end, span),
             **flags, RAGGED=n % shape["C"] > 0, **shape,
         )  # fmt: skip
-        of_panel = parts[: (end - begin) * of_query].view(tiles, x.lead, blocks, end - begin, width)
-        torch.sum(of_panel, 2, out=da[:, :, begin:end])
-    da, du = (g[0] if tiles == 1 else g.sum(0) for g in (da, du))
-    return da, du, dw.sum(1) if x.w.shape[0] > 1 else dw.sum((0, 1))[None], dv
+        of_panel = parts if single else parts[: (end - begin) * of_query]
+        found.append(of_panel.view(*several, blocks, end - begin, width).sum(-3))
+    da = found[0] if single else torch.cat(found, -2)
+    da, du = (g if tiles == 1 else g.sum(0) for g in (da, du))
+    return da, du, dw.sum(1), dv

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.ops.triton.align import log_gaussian_slope
+from regard.ops.triton.align import FLAT, log_gaussian_slope
 from regard.ops.triton.launching import cdiv, power_of_2, quick
 from regard.ops.triton.multi_parts import (
     Operands,
@@ -212,24 +212,27 @@ def tile(x: Operands, owner: str) -> dict[str, int]:
 
 
 def backward(
-    x: Operands, reach: Tensor, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of a, u, w, v and the positions (L, Nq) in float32; what comes in is contiguous, in float32."""
+    x: Operands, reach: Tensor | None, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of a, u, w, v, in float32 or in their dtypes, and the positions (L, Nq); what comes in is contiguous, in float32."""
     nq, n, width, features = x.sizes
     given, flags = x.arguments(reach), arithmetic(x)
     shape = tile(x, "query")
     blocks, tiles = cdiv(nq, shape["C"]), cdiv(features, shape["BF"])
     span = min(blocks, cdiv(x.lead * blocks, PROGRAMS))
     groups = cdiv(blocks, span)
-    make = do.new_empty if x.learns else do.new_zeros
-    delta = torch.empty_like(do)
-    da, dp = make(tiles, x.lead, nq, width), make(tiles, x.lead, nq)
-    dw = make(x.lead, groups, width, features)
+    delta, pick = torch.empty_like(do), lse if pick is None else pick
+    da = x.room(x.a, tiles == 1, tiles, x.lead, nq, width)
+    dw = x.room(do, True, *x.parts_of_w(groups), width, features)
+    dp = None if x.align.gaussian == FLAT else x.room(do, True, tiles, x.lead, nq)
     if x.learns:
-        query_grad_kernel[(x.lead * tiles * groups,)](*given, soft, lse, do, delta, da, dw, dp, span, **flags, **shape)
+        query_grad_kernel[(x.lead * tiles * groups,)](
+            *given, soft, lse, do, delta, da, dw, da if dp is None else dp, span, **flags, **shape
+        )
     shape = tile(x, "key")
     tiles = cdiv(features, shape["BF"])
-    du, dv = do.new_empty(tiles, x.lead, n, width), do.new_empty(x.lead, n, features)
+    du = x.u.new_empty(tiles, x.lead, n, width, dtype=x.u.dtype if tiles == 1 else torch.float32)
+    dv = x.v.new_empty(x.lead, n, features)
     key_grad_kernel[(x.lead * tiles * cdiv(n, shape["C"]),)](*given, lse, do, delta, pick, du, dv, **flags, **shape)
-    da, du, dp = (g[0] if g.shape[0] == 1 else g.sum(0) for g in (da, du, dp))
-    return da, du, dw.sum(1) if x.w.shape[0] > 1 else dw.sum((0, 1))[None], dv, dp
+    da, du = (g[0] if g.shape[0] == 1 else g.sum(0) for g in (da, du))
+    return da, du, dw.sum(1), dv, None if dp is None else dp.sum(0)

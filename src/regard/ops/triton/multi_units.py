@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.ops.triton.align import log_gaussian_slope
+from regard.ops.triton.align import FLAT, log_gaussian_slope
 from regard.ops.triton.launching import cdiv, power_of_2, quick
 from regard.ops.triton.multi_parts import (
     LOG2E,
@@ -52,11 +52,12 @@ def forward_kernel(
     O, LSE, SOFT, PICK,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, FAST: tl.constexpr, QUICK: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, BF: tl.constexpr,
+    WIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Contexts and log-sum-exp (L, Nq, F) of C queries and one tile of features, running over the keys.
 
-    Of a choice the context is the value of one key, `PICK`, and `SOFT` that of the softmax whose gradient it has.
+    Of a choice the context is the value of one key, `PICK`, and `SOFT` that of the softmax whose gradient it has. A context in half
+    precision stands in `SOFT` as it is.
     """
     lead, tile, block = place(tl.program_id(0), NQ, F, C, BF, 1)
     m = block * C + tl.arange(0, C)
@@ -120,10 +121,10 @@ def forward_kernel(
     if CHOICE:
         tl.store(O + at, read, mask=inside)
         tl.store(PICK + at, pick, mask=inside)
-        if LEARNS:
-            tl.store(SOFT + at, soft, mask=inside)
     else:
         tl.store(O + at, soft, mask=inside)
+    if WIDE:
+        tl.store(SOFT + at, soft, mask=inside)
     if LEARNS:
         # Infinity for a row that reads nothing: its weights are then zero in the backward.
         tl.store(LSE + at, tl.where(alive, top + tl.log2(tl.where(alive, mass, 1.0)), float("inf")), mask=inside)
@@ -268,26 +269,32 @@ def tile(x: Operands) -> dict[str, int]:
     return {"R": 8, "C": 256 // bf, "BF": bf, "num_warps": 4, "num_stages": 2}
 
 
-def forward(x: Operands, reach: Tensor, out: Tensor, lse: Tensor, soft: Tensor, pick: Tensor) -> None:
-    """Write what the alignment has of these, (L, Nq, F), contiguous, in float32 and int32."""
+def forward(
+    x: Operands, reach: Tensor | None, out: Tensor, lse: Tensor, soft: Tensor | None, pick: Tensor | None
+) -> None:
+    """Write what the alignment has of these, (L, Nq, F), contiguous; the first in any precision, the rest in float32 and int32."""
     nq, _, _, features = x.sizes
     shape = tile(x)
+    # What there is none of points somewhere else.
+    given = (lse if y is None else y for y in (soft, pick))
     grid = x.lead * cdiv(features, shape["BF"]) * cdiv(nq, shape["C"])
-    forward_kernel[(grid,)](*x.arguments(reach), out, lse, soft, pick, **x.flags(), **shape)
+    forward_kernel[(grid,)](*x.arguments(reach), out, lse, *given, **x.flags(), WIDE=soft is not None, **shape)
 
 
 def backward(
-    x: Operands, reach: Tensor, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of a, u, w, v and the positions (L, Nq) in float32; what comes in is contiguous, in float32."""
+    x: Operands, reach: Tensor | None, do: Tensor, lse: Tensor, soft: Tensor, pick: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of a, u, w, v, in their dtypes but for w, and the positions (L, Nq); what comes in is contiguous, in float32."""
     nq, n, _, features = x.sizes
     given, flags, shape = x.arguments(reach), x.flags(), tile(x)
     blocks, tiles = cdiv(nq, shape["C"]), cdiv(features, shape["BF"])
-    make = do.new_empty if x.learns else do.new_zeros
-    delta = torch.empty_like(do)
-    da, dw, dp = make(do.shape), make(x.lead, blocks, features), make(tiles, x.lead, nq)
+    delta, pick = torch.empty_like(do), lse if pick is None else pick
+    da, dw = x.room(x.a, True, *do.shape), x.room(do, True, *x.parts_of_w(blocks), features)
+    dp = None if x.align.gaussian == FLAT else x.room(do, True, tiles, x.lead, nq)
     if x.learns:
-        query_grad_kernel[(x.lead * tiles * blocks,)](*given, soft, lse, do, delta, da, dw, dp, **flags, **shape)
-    du, dv = (do.new_empty(x.lead, n, features) for _ in range(2))
+        query_grad_kernel[(x.lead * tiles * blocks,)](
+            *given, soft, lse, do, delta, da, dw, da if dp is None else dp, **flags, **shape
+        )
+    du, dv = x.u.new_empty(x.lead, n, features), x.v.new_empty(x.lead, n, features)
     key_grad_kernel[(x.lead * tiles * cdiv(n, shape["C"]),)](*given, lse, do, delta, pick, du, dv, **flags, **shape)
-    return da, du, dw.sum(1) if x.w.shape[0] > 1 else dw.sum((0, 1))[None], dv, dp.sum(0)
+    return da, du, dw.sum(1), dv, None if dp is None else dp.sum(0)
