@@ -116,13 +116,8 @@ def _gradients_fake(grad: Tensor, lse: Tensor, soft: Tensor, pick: Tensor, reach
     x = _operands(*call)  # type: ignore[arg-type]
     da, du, dw, dv = (torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in (x.a, x.u, x.w, x.v))
     position = x.align.position
-    return (
-        da,
-        du,
-        dw,
-        dv,
-        torch.empty(0 if position is None else position.shape, dtype=torch.float32, device=grad.device),
-    )
+    of_position = lse.new_empty(0 if position is None else position.shape)
+    return da, du, dw, dv, of_position
 
 
 def _remember(ctx: Any, inputs: tuple[object, ...], output: Results) -> None:
