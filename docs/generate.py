@@ -228,7 +228,7 @@ def write_mechanisms(folder: Path = PAGES) -> list[Path]:
 
 
 def tables(folder: Path = RESULTS) -> str:
-    """One section a stored question, with the rows of its latest run."""
+    """One section a stored question, with each case as it was measured last."""
     parts = []
     for path in sorted(folder.glob("*.jsonl")):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -240,11 +240,11 @@ def tables(folder: Path = RESULTS) -> str:
 
 
 def latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the last run of each device: files are appended to, so the last commit stands last."""
-    run_of = {row["device"]: (row["commit"], row["date"]) for row in rows}
+    """The rows of each case's last run on each device: files are appended to, so the last commit stands last."""
+    run_of = {(row["device"], row["case"]): (row["commit"], row["date"]) for row in rows}
     kept: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in rows:
-        if run_of[row["device"]] == (row["commit"], row["date"]):
+        if run_of[row["device"], row["case"]] == (row["commit"], row["date"]):
             # Measured again within a commit: the later figure stands.
             kept[row["device"], row["case"], row["what"]] = row
     return list(kept.values())
@@ -252,8 +252,13 @@ def latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def section(name: str, rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"### {name}"
-    for device, group in groupby(sorted(rows, key=lambda row: row["device"]), key=lambda row: row["device"]):
-        ran = list(group)
+    runs: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        runs.setdefault((row["device"], row["date"], row["commit"]), []).append(row)
+    # Of a device, the latest run first.
+    for (device, _, _), ran in sorted(
+        sorted(runs.items(), key=lambda run: run[0][1:], reverse=True), key=lambda run: run[0][0]
+    ):
         first = ran[0]
         yield (
             f"{device}, {first['cores']} cores, {first['threads']} thread(s); torch {first['torch']}, "

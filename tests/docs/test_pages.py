@@ -61,7 +61,9 @@ def test_a_table_shows_the_latest_run_of_each_device(tmp_path: Path) -> None:
         row(commit="old", device="other", seconds=7.0),
         row(),
         row(what="eager | compiled", seconds=1.0, error=3e-7),
+        row(commit="older", date="2026-01-01", case="large", seconds=4.0),
     ]
+    rows = [rows[-1], *rows[:-1]]
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shown = generate.tables(tmp_path)
     assert "### q" in shown
@@ -69,6 +71,8 @@ def test_a_table_shows_the_latest_run_of_each_device(tmp_path: Path) -> None:
     assert r"|  | eager \| compiled | 1000 | 2.00 | 3.0e-07 |" in shown
     assert "9000" not in shown
     assert "7000" in shown
+    # A case that the latest run left out is shown as it was, below it.
+    assert shown.index("commit `new`") < shown.index("commit `older`") < shown.index("| large | regard | 4000 |")
     assert "MiB" not in shown
     assert "regard bench" in generate.tables(tmp_path / "nothing")
 
