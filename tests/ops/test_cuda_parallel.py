@@ -26,10 +26,11 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.parametrize("exchange", ["ring", "gather"])
-@pytest.mark.parametrize("score", ["additive", "scaled-dot", "activated-general"])
-def test_ranks_find_what_one_process_finds(score: str, exchange: str, mesh: DeviceMesh) -> None:
-    widths = {} if score == "scaled-dot" else {"query_dim": WIDTH, "key_dim": WIDTH}
-    attend = rg.Attention(score, **widths).to("cuda", torch.float64)
+@pytest.mark.parametrize(
+    "score", [rg.Additive(WIDTH, WIDTH, WIDTH), rg.ScaledDot(), rg.ActivatedGeneral(WIDTH, WIDTH)], ids=repr
+)
+def test_ranks_find_what_one_process_finds(score: rg.Score, exchange: str, mesh: DeviceMesh) -> None:
+    attend = rg.Attention(score).to("cuda", torch.float64)
     x = torch.randn(2, 37, WIDTH, device="cuda", dtype=torch.float64, requires_grad=True)
     wanted = [x, *attend.parameters()]
     alone = attend(x, x, mask=rg.Causal())
