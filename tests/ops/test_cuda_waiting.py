@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -60,3 +61,20 @@ def test_waiting_is_noticed(nobody_waits: Callable[[], None]) -> None:
     nobody_waits()
     with pytest.raises(RuntimeError, match="synchroniz"):
         torch.ones(1, device="cuda").item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name and "hard" not in name])
+def test_a_training_step_can_be_recorded_as_a_graph(name: str, dtype: torch.dtype) -> None:
+    attend = CASES[name]().to("cuda", dtype)
+    graphed = copy.deepcopy(attend)
+    x, y = (torch.randn(2, N, WIDTH, device="cuda").to(dtype).requires_grad_() for _ in range(2))
+    with rg.execution("fused"):
+        torch.cuda.make_graphed_callables(graphed, (torch.randn_like(x).requires_grad_(),) * 2)
+        # Replayed on other numbers, the second of them far beyond the range of a series.
+        for scale in (1.0, 40.0):
+            inputs = [(z * scale).detach().requires_grad_() for z in (x, y)]
+            expected, found = attend(*inputs), graphed(*inputs)
+            torch.testing.assert_close(found, expected)
+            for mine, theirs in zip(*(torch.autograd.grad(z.sum(), inputs) for z in (found, expected)), strict=True):
+                torch.testing.assert_close(mine, theirs)
