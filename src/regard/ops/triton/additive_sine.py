@@ -498,9 +498,7 @@ class Sine:
             if not single:
                 part_p, part_g = p[:, :count], g[:, :count]
                 part_phi, part_do = self.phi[:, first : first + count], do[:, first : first + count]
-            part_dphi = torch.bmm(part_g, self.psi)
-            if dphi is not None:
-                dphi[:, first : first + count] = part_dphi
+            part_dphi = torch.bmm(part_g, self.psi, out=None if dphi is None else dphi[:, first : first + count])
             part_psi = torch.bmm(part_g.mT, part_phi)
             part_v = torch.bmm(part_p.mT, part_do)
             part_bias = part_g.sum(1, dtype=torch.float32)
