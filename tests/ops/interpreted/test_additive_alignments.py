@@ -9,7 +9,7 @@ import torch
 
 import regard as rg
 from regard.ops import fused
-from regard.ops.triton import align, attend
+from regard.ops.triton import additive_sine, align, attend
 from tests.ops.additive_cases import ALIGNMENTS, WIDTH, Case, check
 
 F16, F32 = torch.float16, torch.float32
@@ -48,6 +48,13 @@ def quicker(found: list[Case]) -> list[object]:
 
 @pytest.mark.parametrize("case", quicker(cases()), ids=str)
 def test_as_exact_as_the_dense_execution(case: Case) -> None:
+    check(case, "cpu")
+
+
+@pytest.mark.parametrize("case", [Case(dtype=F16, mask=mask, nq=150, n=33) for mask in ("none", "causal")], ids=str)
+def test_gradients_of_a_series_by_panels_of_queries(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rows of a panel are a multiple of 128.
+    monkeypatch.setattr(additive_sine, "PANEL_ELEMENTS", 2 * 33 * 128)
     check(case, "cpu")
 
 
