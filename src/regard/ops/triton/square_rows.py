@@ -15,10 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.transforms import batched
-from regard.ops.triton.launching import cdiv, power_of_2, quick
-
-# Numbers that a program holds.
-ELEMENTS = 4096
+from regard.ops.triton.launching import quick
+from regard.ops.triton.unit_rows import by_rows
 
 
 @quick
@@ -42,13 +40,6 @@ def backward_kernel(X, G, DX, factor, ROWS, D, BM: tl.constexpr, BD: tl.constexp
     tl.store(DX + at, (x * g[:, None]).to(DX.dtype.element_ty), mask=inside)
 
 
-def _launch(kernel: Any, x: Tensor, factor: float, *others: Tensor) -> None:
-    d = x.shape[-1]
-    rows, width = x.numel() // d, power_of_2(d)
-    each = max(1, ELEMENTS // width)
-    kernel[(cdiv(rows, each),)](x, *others, factor, rows, d, BM=each, BD=width, num_warps=4)
-
-
 class SquareRows(torch.autograd.Function):
     """Of vectors (..., d) in up to single precision: (...), in float32."""
 
@@ -57,7 +48,7 @@ class SquareRows(torch.autograd.Function):
         ctx.factor = factor
         ctx.save_for_backward(x)
         y = x.new_empty(x.shape[:-1], dtype=torch.float32)
-        _launch(forward_kernel, x.contiguous(), factor, y)
+        by_rows(forward_kernel, x, factor, x.contiguous(), y)
         return y
 
     @staticmethod
@@ -68,5 +59,5 @@ class SquareRows(torch.autograd.Function):
             return torch.mul((2.0 * ctx.factor * grad).unsqueeze(-1), x).to(x.dtype), None
         x = x.contiguous()
         dx = torch.empty_like(x)
-        _launch(backward_kernel, x, ctx.factor, grad.contiguous(), dx)
+        by_rows(backward_kernel, x, ctx.factor, x, grad.contiguous(), dx)
         return dx, None

@@ -56,13 +56,12 @@ def backward_kernel(X, G, DX, least, ROWS, D, BM: tl.constexpr, BD: tl.constexpr
     tl.store(DX + at, ((g - along[:, None] * y) * r[:, None]).to(DX.dtype.element_ty), mask=inside)
 
 
-def _launch(kernel: Any, result: Tensor, least: float, *given: Tensor) -> Tensor:
-    d = result.shape[-1]
-    rows = result.numel() // d
-    width = power_of_2(d)
+def by_rows(kernel: Any, x: Tensor, number: float, *tensors: Tensor) -> None:
+    """Launch a kernel on contiguous tensors, with a number, over the vectors (..., d) of x."""
+    d = x.shape[-1]
+    rows, width = x.numel() // d, power_of_2(d)
     each = max(1, ELEMENTS // width)
-    kernel[(cdiv(rows, each),)](*given, result, least, rows, d, BM=each, BD=width, num_warps=4)
-    return result
+    kernel[(cdiv(rows, each),)](*tensors, number, rows, d, BM=each, BD=width, num_warps=4)
 
 
 class UnitRows(torch.autograd.Function):
@@ -73,7 +72,9 @@ class UnitRows(torch.autograd.Function):
         ctx.epsilon = epsilon
         ctx.save_for_backward(x)
         x = x.contiguous()
-        return _launch(forward_kernel, torch.empty_like(x), epsilon**2, x)
+        y = torch.empty_like(x)
+        by_rows(forward_kernel, x, epsilon**2, x, y)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
@@ -85,4 +86,6 @@ class UnitRows(torch.autograd.Function):
                 y = unit_equation(x, ctx.epsilon)
             return torch.autograd.grad(y, x, grad, create_graph=further)[0], None
         x = x.contiguous()
-        return _launch(backward_kernel, torch.empty_like(x), ctx.epsilon**2, x, grad.to(x.dtype).contiguous()), None
+        dx = torch.empty_like(x)
+        by_rows(backward_kernel, x, ctx.epsilon**2, x, grad.to(x.dtype).contiguous(), dx)
+        return dx, None
