@@ -33,6 +33,7 @@ from regard.recipes.spread import Spread, gathered, optimizer_state, place_optim
 try:
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+    from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 except ImportError as error:
     raise ImportError(missing_extra("lightning", "train", "regard run")) from error
 
@@ -86,7 +87,10 @@ class _Loss(nn.Module):
         return self
 
     def forward(self, held: _Held) -> Tensor:
-        return (_rewarded_loss if self.by_reward else _plain_loss)(self.model, held.batch)
+        return self.of(held.batch)
+
+    def of(self, batch: Batch) -> Tensor:
+        return (_rewarded_loss if self.by_reward else _plain_loss)(self.model, batch)
 
 
 class _Held:
@@ -110,7 +114,7 @@ class _Training:
         self.losses: list[Tensor] = []  # not looked at yet
         self.recent: list[float] = []  # since the last evaluation
         self.seen: dict[str, float] = {}  # what the bar shows
-        self.device = fabric.device
+        self.device, self.precision = fabric.device, fabric.strategy.precision
         self.converts = recipe.precision in ("bf16-true", "64-true")
         if kept:
             try:
@@ -124,6 +128,8 @@ class _Training:
         self.loss = fabric.setup_module(whole)
         self.loss.train()
         self.spread = whole.spread
+        # Fabric's wrappers stand between processes; around a single one they cost what a layer costs, and change nothing.
+        self.alone = whole if isinstance(fabric.strategy, SingleDeviceStrategy) else None
         self.optimizer: Any = fabric.setup_optimizers(self._optimizer(kept.get("optimizer")))
 
     def _optimizer(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
@@ -154,12 +160,14 @@ class _Training:
         rank, world = self.fabric.global_rank, self.fabric.world_size
         # Every process takes its share of the same update.
         chosen = self.order.chosen(self.update)[rank::world]
-        batch = collate([self.examples[k] for k in chosen]).to(self.device)
-        batch = self.fabric.strategy.precision.convert_input(batch) if self.converts else batch
-        for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = lr * self.recipe.rate(self.update)
+        # What is copied to a device without haste is waited for, and all that the device still has to do with it.
+        batch = collate([self.examples[k] for k in chosen]).to(self.device, non_blocking=True)
+        batch = self.precision.convert_input(batch) if self.converts else batch
+        optimizer, rate = self.optimizer.optimizer, self.recipe.rate(self.update)
+        for group, lr in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = lr * rate
         _seed(self.recipe.seed_of(self.update) * 1009 + rank, self.device)
-        loss = self.loss(_Held(batch))
+        loss = self._loss_of(batch)
         loss = loss if world == 1 else loss * self._share(batch)
         used = None if self.spread is None else self.spread.used(loss)
         self.fabric.backward(loss)
@@ -167,9 +175,18 @@ class _Training:
             self.spread.leave_others(used)
         self.fabric.clip_gradients(self.loss, self.optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        optimizer.zero_grad()
         self.losses.append(loss.detach())
         self.update += 1
+
+    def _loss_of(self, batch: Batch) -> Tensor:
+        if self.alone is None:
+            loss: Tensor = self.loss(_Held(batch))
+        else:
+            with self.precision.forward_context():
+                loss = self.alone.of(batch)
+            loss = self.precision.convert_output(loss)
+        return loss
 
     def _share(self, batch: Batch) -> Tensor:
         """What the loss of this process counts: gradients are averaged over processes, whose batches may hold more or fewer tokens."""
