@@ -87,9 +87,9 @@ class _Loss(nn.Module):
         return self
 
     def forward(self, held: _Held) -> Tensor:
-        return self.of(held.batch)
+        return self.at(held.batch)
 
-    def of(self, batch: Batch) -> Tensor:
+    def at(self, batch: Batch) -> Tensor:
         return (_rewarded_loss if self.by_reward else _plain_loss)(self.model, batch)
 
 
@@ -128,7 +128,6 @@ class _Training:
         self.loss = fabric.setup_module(whole)
         self.loss.train()
         self.spread = whole.spread
-        # Fabric's wrappers stand between processes; around a single one they cost what a layer costs, and change nothing.
         self.alone = whole if isinstance(fabric.strategy, SingleDeviceStrategy) else None
         self.optimizer: Any = fabric.setup_optimizers(self._optimizer(kept.get("optimizer")))
 
@@ -160,32 +159,38 @@ class _Training:
         rank, world = self.fabric.global_rank, self.fabric.world_size
         # Every process takes its share of the same update.
         chosen = self.order.chosen(self.update)[rank::world]
-        # What is copied to a device without haste is waited for, and all that the device still has to do with it.
+        # Whoever waits for a copy to a device waits for all that it still has to do.
         batch = collate([self.examples[k] for k in chosen]).to(self.device, non_blocking=True)
         batch = self.precision.convert_input(batch) if self.converts else batch
         optimizer, rate = self.optimizer.optimizer, self.recipe.rate(self.update)
         for group, lr in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = lr * rate
         _seed(self.recipe.seed_of(self.update) * 1009 + rank, self.device)
-        loss = self._loss_of(batch)
-        loss = loss if world == 1 else loss * self._share(batch)
+        loss = self._step_together(batch) if self.alone is None else self._step_alone(self.alone, batch, optimizer)
+        optimizer.zero_grad()
+        self.losses.append(loss.detach())
+        self.update += 1
+
+    def _step_alone(self, whole: _Loss, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
+        """What `_step_together` comes to for one process, without Fabric's wrappers, which cost as much as several small layers."""
+        strategy, precision = self.fabric.strategy, self.precision
+        with precision.forward_context():
+            found = whole.at(batch)
+        loss: Tensor = precision.convert_output(found)
+        strategy.backward(loss, None)
+        strategy.clip_gradients_norm(whole, optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False)
+        strategy.optimizer_step(optimizer)
+        return loss
+
+    def _step_together(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.loss(_Held(batch))
+        loss = loss if self.fabric.world_size == 1 else loss * self._share(batch)
         used = None if self.spread is None else self.spread.used(loss)
         self.fabric.backward(loss)
         if self.spread is not None and used is not None:
             self.spread.leave_others(used)
         self.fabric.clip_gradients(self.loss, self.optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False)
         self.optimizer.step()
-        optimizer.zero_grad()
-        self.losses.append(loss.detach())
-        self.update += 1
-
-    def _loss_of(self, batch: Batch) -> Tensor:
-        if self.alone is None:
-            loss: Tensor = self.loss(_Held(batch))
-        else:
-            with self.precision.forward_context():
-                loss = self.alone.of(batch)
-            loss = self.precision.convert_output(loss)
         return loss
 
     def _share(self, batch: Batch) -> Tensor:
