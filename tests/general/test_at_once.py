@@ -58,6 +58,21 @@ def test_filled_keys_are_what_is_executed_otherwise(name: str) -> None:
     torch.testing.assert_close(attend(query, key, mask=rg.Keys(real)), watched)
 
 
+@pytest.mark.parametrize("empty", [(0,), (0, 1)])
+def test_a_query_that_all_share_is_what_is_executed_otherwise(empty: tuple[int, ...]) -> None:
+    attend, (_, key) = SCORES["additive"](), inputs("additive")
+    real = torch.arange(11).expand(2, 11) < 7
+    real = real.index_fill(0, torch.tensor(empty), False)
+    key = torch.where(real.unsqueeze(-1), key, 0.0)
+    query = torch.randn(3) if len(empty) == 1 else torch.full((3,), math.nan)
+    directly = attend._at_once(query, key, None, real)
+    with rg.record(attend):
+        watched = attend(query, key, mask=rg.Keys(real, filled=True))
+    assert directly is not None
+    assert torch.equal(directly, watched)
+    assert not watched[list(empty)].any()
+
+
 def test_a_tensor_of_booleans_says_nothing_of_what_stands_elsewhere() -> None:
     attend, (query, key) = SCORES["additive"](), inputs("additive")
     real = torch.arange(11) < 7

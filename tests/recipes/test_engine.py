@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 pytest.importorskip("lightning")
 
 from regard.cli import app
-from regard.recipes.engine import finish, train
+from regard.recipes.engine import _Training, finish, train
 from regard.recipes.recipe import configured
 from regard.recipes.runs import CURVE, KNOWN, METRICS, STATE, WEIGHTS, Run, runs
 
@@ -64,6 +65,30 @@ def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path: Path) ->
     assert (first.folder / CURVE).read_text() != (other.folder / CURVE).read_text()
     one, two = (load_file(run.folder / WEIGHTS) for run in (first, again))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_no_update_looks_at_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device would have to finish everything first: losses are looked at together, once in a while."""
+    read: list[torch.dtype] = []
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if function is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point():
+                read.append(args[0].dtype)
+            return function(*args, **(kwargs or {}))
+
+    advance = _Training._advance
+
+    def watched(training: _Training) -> None:
+        with Reads():
+            advance(training)
+
+    monkeypatch.setattr(_Training, "_advance", watched)
+    # Adam reads the number of its steps, which is no tensor of a device.
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, closure=None: None)
+    task = configured("sentiment", {"train_size": 40, "hidden_dim": 8, "batch": 8, "steps": 4, "every": 2})
+    train(task, Run.begin(task, tmp_path), progress=False)
+    assert not read
 
 
 def command(*arguments: object) -> list[str]:

@@ -68,36 +68,45 @@ class RecurrentEncoder(nn.Module):
         self, tokens: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*_ n"] | None = None
     ) -> Float[Tensor, "*b n h"]:
         """Encode sequences with any leading axes; what is no real token becomes zero."""
-        tokens, mask = checked_input(tokens, mask, "tokens", self.network.input_size)
-        weight = self.network.weight_ih_l0
+        network = self.network
+        tokens, mask = checked_input(tokens, mask, "tokens", network.input_size)
+        weight = network.weight_ih_l0
         if tokens.dtype != weight.dtype and not torch.is_autocast_enabled(tokens.device.type):
             fix = "Fix: convert the module or the inputs, or use torch.autocast."
             raise TypeError(
                 refusal("tokens", f"a tensor of {tokens.dtype}", f"the module's dtype, {weight.dtype}", fix)
             )
-        shape = (*tokens.shape[:-1], self.out_dim)
-        if 0 in tokens.shape[:-1]:
-            return tokens.new_zeros(shape)
+        lead = tokens.shape[:-1]
+        if 0 in lead:
+            return tokens.new_zeros(*lead, self.out_dim)
+        if len(lead) == 2:
+            return self._encoded(tokens, mask)
         flat = tokens.reshape(-1, *tokens.shape[-2:])
-        if mask is None:
-            states, _ = self.network(flat)
-            return states.reshape(shape)  # type: ignore[no-any-return]
-        real = mask.reshape(flat.shape[:2])
-        # The host must know the lengths, and learns at once whether a token comes after padding.
-        told = torch.cat([real.sum(-1), (real[:, 1:] > real[:, :-1]).any().view(1)]).cpu()
-        lengths, (*counts, after) = told[:-1], told.tolist()
-        if not after and min(counts) > 0:
-            return self._states(flat, lengths).reshape(shape)
+        return self._encoded(flat, None if mask is None else mask.reshape(flat.shape[:2])).reshape(*lead, self.out_dim)
+
+    def _encoded(self, tokens: Tensor, real: Tensor | None) -> Tensor:
+        """States (B, N, h) of sequences (B, N, d)."""
+        if real is None:
+            states: Tensor = self.network(tokens)[0]
+            return states
+        # The host must know the lengths, and whether a token comes after padding: it asks once, and counts by itself.
+        here = real.cpu()
+        lengths = here.sum(-1)
+        if min(lengths.tolist()) > 0 and not (here[:, 1:] > here[:, :-1]).any():
+            return self._states(tokens, lengths)
         # Real tokens first, in their order; a sequence without any reads one that is filled.
         order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)
-        states = _rows(self._states(_rows(kept_rows(flat, real), order), lengths.clamp(min=1)), order.argsort(-1))
-        return where(real.unsqueeze(-1), states, 0.0).reshape(shape)
+        states = _rows(self._states(_rows(kept_rows(tokens, real), order), lengths.clamp(min=1)), order.argsort(-1))
+        return where(real.unsqueeze(-1), states, 0.0)
 
     def _states(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """States of sequences (B, N, d) that are padded on the right; zeros at the padding."""
-        packed = pack_padded_sequence(tokens, lengths, batch_first=True, enforce_sorted=False)
+        # Longest first. Left to the library, the order would be inverted on the device and fetched from there to no purpose.
+        lengths, order = lengths.sort(descending=True)
+        there, back = torch.stack([order, order.argsort()]).to(tokens.device, non_blocking=True)
+        packed = pack_padded_sequence(tokens.index_select(0, there), lengths, batch_first=True)
         states: Tensor = pad_packed_sequence(self.network(packed)[0], batch_first=True, total_length=tokens.shape[1])[0]
-        return states
+        return states.index_select(0, back)
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:

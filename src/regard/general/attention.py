@@ -21,7 +21,7 @@ from regard.general.scores import Score
 from regard.ops import hooks
 from regard.ops.call import Bias, Call, assuming
 from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execute, is_free
-from regard.ops.fill import kept_rows
+from regard.ops.fill import kept, kept_rows
 from regard.ops.folds import tempered
 from regard.ops.forms import WIDE, common_shape, product
 from regard.ops.parallel.ranks import Shard, current, shard_of
@@ -173,17 +173,20 @@ class Attention(nn.Module):
         if self.key_map is not None or self.value_map is not None or (self.training and self.dropout > 0.0):
             return None
         temperature = align.temperature_of_softmax
-        if temperature is None or not isinstance(key, Tensor) or not key.is_cpu or key.dtype not in WIDE:
+        if temperature is None or not isinstance(key, Tensor) or key.dtype not in WIDE:
             return None
-        if real is not None and (real.shape != key.shape[:-1] or not real.is_cpu):
+        device = key.device
+        if device.type not in ("cpu", "cuda") or torch.is_autocast_enabled(device.type):
             return None
-        if (isinstance(query, Tensor) and query.dim() == key.dim()) or torch.is_autocast_enabled("cpu"):
+        if real is not None and (real.shape != key.shape[:-1] or real.device != device):
+            return None
+        if isinstance(query, Tensor) and query.dim() == key.dim():
             return None
         query, value, _, _ = _check_inputs(score, query, key, value)
         score.check_widths(query, key)
         if real is not None and query is not None:
             # A query with nothing to read may hold anything.
-            query = kept_rows(query, real.any(-1, keepdim=True))
+            query = kept(query, real.any()) if query.dim() == 2 else kept_rows(query, real.any(-1, keepdim=True))
         scores = tempered(score.reduce(query, key).scores(range(1)), temperature)
         if real is None:
             weights = scores.softmax(-1)
@@ -399,7 +402,7 @@ def _check_inputs(
             )
         query = query.unsqueeze(-2) if single else query
         of_query = given[:-1] if single else given[:-2]
-    if value is not key or of_query != lead or score.head_shape:
+    if value is not key or (of_query and of_query != lead) or score.head_shape:
         lead = _common_lead(of_query, lead, value.shape[:-2], score.head_shape)
     return query, value, lead, single
 

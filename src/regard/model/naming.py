@@ -7,10 +7,10 @@ left and right. Where a task has one input, it also goes by the names that modul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -60,16 +60,43 @@ class On(nn.Module):
         return self.module(*args, **kwargs)
 
 
-def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The arguments of a forward, which a class has once; to ask costs as much as a small layer."""
+class _Asked(NamedTuple):
+    """What a forward asks for.
+
+    Attributes:
+        arguments: inputs and values by name, and whether it cannot do without each.
+        mask: whether it asks for a mask.
+        pairs: whether pairs may be forbidden by it.
+        masks: whether it asks for those of all its inputs.
+    """
+
+    arguments: tuple[tuple[str, bool], ...]
+    mask: bool
+    pairs: bool
+    masks: bool
+
+    @staticmethod
+    def by(parameters: Iterable[inspect.Parameter]) -> _Asked:
+        named = {p.name: p for p in parameters}
+        arguments = tuple(
+            (name, p.default is p.empty)
+            for name, p in named.items()
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and name not in ("mask", "masks")
+        )
+        pairs = "mask" in named and "Mask" in str(named["mask"].annotation)
+        return _Asked(arguments, "mask" in named, pairs, "masks" in named)
+
+
+def _asked(module: nn.Module) -> _Asked:
+    """What a module asks for, which a class does once; to look costs as much as a small layer."""
     if "forward" in vars(module):  # put there by hand
-        return inspect.signature(module.forward).parameters
-    return _parameters_of(type(module).forward)
+        return _Asked.by(inspect.signature(module.forward).parameters.values())
+    return _asked_by(type(module).forward)
 
 
 @cache
-def _parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return dict(list(inspect.signature(forward).parameters.items())[1:])
+def _asked_by(forward: Callable[..., Any]) -> _Asked:
+    return _Asked.by(list(inspect.signature(forward).parameters.values())[1:])
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,6 +122,10 @@ class Available:
         told += [f"filled={sorted(self.filled)}"] if self.filled else []
         return f"Available({', '.join(told)})"
 
+    def with_values(self, values: Mapping[str, Any]) -> Available:
+        """The same with other values."""
+        return Available(self.inputs, self.masks, values, self.reads, self.filled)
+
     def arguments(self, module: nn.Module, role: str) -> dict[str, Any]:
         """The arguments of a call; an argument that has no default and is not at hand is an error."""
         return self.matched(module, role)[0]
@@ -105,10 +136,8 @@ class Available:
         inner = module.module if isinstance(module, On) else module
         found: dict[str, Any] = {}
         given: list[str] = []
-        parameters = _parameters(inner)
-        for name, parameter in parameters.items():
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("mask", "masks"):
-                continue
+        asked = _asked(inner)
+        for name, needed in asked.arguments:
             source = names.get(name, name)
             if source not in self.inputs and source not in self.values and name in MAIN and not given:
                 source = self._only(source)
@@ -117,14 +146,13 @@ class Available:
                 given.append(source)
             elif source in self.values:
                 found[name] = self.values[source]
-            elif parameter.default is parameter.empty:
+            elif needed:
                 raise UnknownInput(role, name, [*self.inputs, *self.values])
-        if "mask" in parameters and given:
+        if asked.mask and given:
             mask = self.masks.get(given[0])
             # Where pairs may be forbidden, a mask of keys is said to be one.
-            pairs = mask is not None and "Mask" in str(parameters["mask"].annotation)
-            found["mask"] = Keys(mask, given[0] in self.filled) if pairs and mask is not None else mask
-        if "masks" in parameters:
+            found["mask"] = Keys(mask, given[0] in self.filled) if asked.pairs and mask is not None else mask
+        if asked.masks:
             found["masks"] = tuple(self.masks.get(source) for source in given)
         return found, given
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,17 +58,18 @@ class TaskModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """What the output model predicts, such as logits."""
-        found = self.encode(batch)
-        if self.output.stepwise:
-            result: Tensor = self.output(self.reader(found), found, batch)
+        found, query, output = self.encode(batch), self.query, self.output
+        if output.stepwise:
+            result: Tensor = output(self.reader(found), found, batch)
             return result
-        if self.query is None:
+        if query is None:
             context, asking = self._read(found, None)
         else:
-            arguments, asking = found.matched(self.query, "query")
-            context = self.read(found, self.query(**arguments))
+            arguments, asking = found.matched(query, "query")
+            context = self.read(found, query(**arguments))
         # A context for each token of an input stands for that of the input which asked.
-        result = self.output(context, replace(found, reads=tuple(asking[:1])))
+        reads = tuple(asking[:1])
+        result = output(context, Available(found.inputs, found.masks, found.values, reads, found.filled))
         return result
 
     def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
@@ -99,8 +99,9 @@ class TaskModel(nn.Module):
     def _read(self, found: Available, query: Tensor | None, **more: Any) -> tuple[Tensor, list[str]]:
         """What the attention gives, and the names of the inputs that it was given."""
         values = {**found.values, **more, "query": query}
-        arguments, given = replace(found, values=values).matched(self.attention, "attention")
-        context: Tensor = self.attention(**arguments)
+        attention = self.attention
+        arguments, given = found.with_values(values).matched(attention, "attention")
+        context: Tensor = attention(**arguments)
         return context, given
 
     def reader(self, found: Available) -> Any:

@@ -33,6 +33,7 @@ from regard.recipes.spread import Spread, gathered, optimizer_state, place_optim
 try:
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+    from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 except ImportError as error:
     raise ImportError(missing_extra("lightning", "train", "regard run")) from error
 
@@ -86,7 +87,10 @@ class _Loss(nn.Module):
         return self
 
     def forward(self, held: _Held) -> Tensor:
-        return (_rewarded_loss if self.by_reward else _plain_loss)(self.model, held.batch)
+        return self.at(held.batch)
+
+    def at(self, batch: Batch) -> Tensor:
+        return (_rewarded_loss if self.by_reward else _plain_loss)(self.model, batch)
 
 
 class _Held:
@@ -110,7 +114,7 @@ class _Training:
         self.losses: list[Tensor] = []  # not looked at yet
         self.recent: list[float] = []  # since the last evaluation
         self.seen: dict[str, float] = {}  # what the bar shows
-        self.device = fabric.device
+        self.device, self.precision = fabric.device, fabric.strategy.precision
         self.converts = recipe.precision in ("bf16-true", "64-true")
         if kept:
             try:
@@ -124,6 +128,7 @@ class _Training:
         self.loss = fabric.setup_module(whole)
         self.loss.train()
         self.spread = whole.spread
+        self.alone = whole if isinstance(fabric.strategy, SingleDeviceStrategy) else None
         self.optimizer: Any = fabric.setup_optimizers(self._optimizer(kept.get("optimizer")))
 
     def _optimizer(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
@@ -154,22 +159,39 @@ class _Training:
         rank, world = self.fabric.global_rank, self.fabric.world_size
         # Every process takes its share of the same update.
         chosen = self.order.chosen(self.update)[rank::world]
-        batch = collate([self.examples[k] for k in chosen]).to(self.device)
-        batch = self.fabric.strategy.precision.convert_input(batch) if self.converts else batch
-        for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = lr * self.recipe.rate(self.update)
+        # Whoever waits for a copy to a device waits for all that it still has to do.
+        batch = collate([self.examples[k] for k in chosen]).to(self.device, non_blocking=True)
+        batch = self.precision.convert_input(batch) if self.converts else batch
+        optimizer, rate = self.optimizer.optimizer, self.recipe.rate(self.update)
+        for group, lr in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = lr * rate
         _seed(self.recipe.seed_of(self.update) * 1009 + rank, self.device)
-        loss = self.loss(_Held(batch))
-        loss = loss if world == 1 else loss * self._share(batch)
+        loss = self._step_together(batch) if self.alone is None else self._step_alone(self.alone, batch, optimizer)
+        optimizer.zero_grad()
+        self.losses.append(loss.detach())
+        self.update += 1
+
+    def _step_alone(self, whole: _Loss, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
+        """What `_step_together` comes to for one process, without Fabric's wrappers, which cost as much as several small layers."""
+        strategy, precision = self.fabric.strategy, self.precision
+        with precision.forward_context():
+            found = whole.at(batch)
+        loss: Tensor = precision.convert_output(found)
+        strategy.backward(loss, None)
+        strategy.clip_gradients_norm(whole, optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False)
+        strategy.optimizer_step(optimizer)
+        return loss
+
+    def _step_together(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.loss(_Held(batch))
+        loss = loss if self.fabric.world_size == 1 else loss * self._share(batch)
         used = None if self.spread is None else self.spread.used(loss)
         self.fabric.backward(loss)
         if self.spread is not None and used is not None:
             self.spread.leave_others(used)
         self.fabric.clip_gradients(self.loss, self.optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False)
         self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.losses.append(loss.detach())
-        self.update += 1
+        return loss
 
     def _share(self, batch: Batch) -> Tensor:
         """What the loss of this process counts: gradients are averaged over processes, whose batches may hold more or fewer tokens."""

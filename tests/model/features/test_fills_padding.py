@@ -36,6 +36,21 @@ def test_a_chain_says_what_its_last_part_says() -> None:
     assert not Chain(Embedding(9, 5), rg.model.Convolution1d(5, 6)).fills_padding
 
 
+@pytest.mark.parametrize("holes", [True, False])
+def test_a_recurrent_network_skips_vectors_that_are_not_filled(holes: bool) -> None:
+    embedding, encode = Embedding(9, 5), rg.RecurrentEncoder(5, 3)
+    tokens, mask = ragged()
+    mask = mask if holes else torch.arange(7) < torch.tensor([[3], [7], [1], [5]])
+    tokens = torch.where(mask, tokens.clamp(min=1), 0)
+    with torch.no_grad():
+        embedding.table.weight[0] = torch.nan
+    results = [Chain(embedding, encode)(tokens, mask), encode(embedding(tokens, mask), mask)]
+    assert torch.equal(*results)
+    grads = [torch.autograd.grad(found.square().sum(), embedding.table.weight)[0] for found in results]
+    assert torch.equal(*grads)
+    assert grads[0].isfinite().all()
+
+
 @pytest.mark.parametrize("name", SAYING)
 def test_the_attention_of_a_task_model_is_told(name: str) -> None:
     features, (tokens, mask) = SAYING[name](), ragged()

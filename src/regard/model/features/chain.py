@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 from regard._errors import refusal
+from regard.feature.encoders import RecurrentEncoder
+from regard.model.features.embedding import Embedding
 
 
 class Chain(nn.Module):
@@ -30,9 +34,13 @@ class Chain(nn.Module):
         self.fills_padding = getattr(parts[-1], "fills_padding", False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        for part in self.parts:
-            x, mask = part(x, mask), mask_after(part, mask)
-        return x
+        parts = [*self.parts]
+        for part, after in pairwise(parts):
+            # Zeros at padding cost as much as the vectors themselves, and recurrent networks skip whatever stands there.
+            unread = isinstance(part, Embedding) and isinstance(after, RecurrentEncoder)
+            x, mask = part(x, None if unread else mask), mask_after(part, mask)
+        found: Tensor = parts[-1](x, mask)
+        return found
 
     def mask_after(self, mask: Tensor | None) -> Tensor | None:
         """What is real after the last part."""
