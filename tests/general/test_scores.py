@@ -190,3 +190,13 @@ def test_a_score_by_itself_names_what_does_not_fit() -> None:
         rg.Dot()(torch.randn(2, 7, 3), torch.randn(2, 11, 5))
     with pytest.raises(ValueError, match="query: got None, expected a tensor: Dot compares queries with keys"):
         rg.Dot()(None, torch.randn(2, 11, 5))
+
+
+@pytest.mark.parametrize("name", ["additive", "activated-general"])
+def test_b_may_be_kept_in_another_dtype(name: str) -> None:
+    options = {"hidden_dim": 3} if name == "additive" else {}
+    attend = rg.Attention(name, query_dim=4, key_dim=4, **options).to(torch.bfloat16)
+    query, key = (torch.randn(2, n, 4, dtype=torch.bfloat16) for n in (5, 7))
+    expected = attend(query, key)
+    attend.score.b.data = attend.score.b.data.float()
+    torch.testing.assert_close(attend(query, key), expected, atol=0.05, rtol=0.05)

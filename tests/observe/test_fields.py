@@ -262,3 +262,13 @@ def test_an_empty_call_has_empty_fields():
     assert trace.weights.shape == (B, NQ, 0)
     assert trace.entropy().shape == (B, NQ)
     assert not trace.entropy().any()
+
+
+@pytest.mark.parametrize("execution", ["dense", "blockwise"])
+def test_entropy_of_nan_is_nan(execution):
+    query, key = torch.randn(1, 3, 4), torch.randn(1, 7, 4)
+    query[0, 1] = math.nan
+    attend = rg.Attention("dot")
+    with rg.execution(execution), rg.record(attend) as trace:
+        attend(query, key)
+        assert trace.entropy().isnan().tolist() == [[False, True, False]]

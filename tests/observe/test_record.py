@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import regard as rg
 from regard.observe.record import paths_of
+from regard.ops import hooks
 from tests.cases import assert_same
 from tests.observe.models import DIM, PATHS, batch, model
 
@@ -201,6 +202,18 @@ def test_two_records_at_once():
     assert len(outer["pool"]) == 4
     assert list(inner) == ["attention"]
     assert torch.equal(inner.entropy(), outer["encoder.0.attention"][1].entropy())
+
+
+def test_who_stops_watching_meanwhile_hides_no_call():
+    # As another thread may, between one observer and the next.
+    def leaving(module, call):
+        hooks.observers.remove(leaving)
+
+    attend, x = rg.Attention("dot"), torch.randn(1, 5, 4)
+    hooks.observers.append(leaving)
+    with rg.record(attend) as trace:
+        attend(x, x)
+    assert len(trace[""]) == 1
 
 
 def test_the_model_is_not_modified():

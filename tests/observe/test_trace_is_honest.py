@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -51,8 +53,33 @@ def test_named_fields_refuse_another_argument() -> None:
     with rg.record(attend, topk=2) as trace:
         attend(query, key)
     assert trace.topk()[0].shape == (B, NQ, 2)
-    with pytest.raises(ValueError, match="topk: got 3, expected nothing: it was computed with"):
+    with pytest.raises(ValueError, match="topk: got 3, expected nothing, or what was given when recording"):
         trace.topk(3)
+    region = torch.arange(N) < 2
+    with rg.record(attend, mass_on=region) as trace:
+        attend(query, key)
+    region[2] = True
+    with pytest.raises(ValueError, match=rf"mass_on: got a tensor of shape \({N},\), expected nothing, or what was"):
+        trace.mass_on(region)
+
+
+@pytest.mark.parametrize("features", [None, D])
+def test_named_fields_take_the_argument_they_were_named_with(features: int | None, tmp_path: Path) -> None:
+    attend = rg.Attention("additive", query_dim=D, key_dim=D, hidden_dim=7, features=features)
+    region = torch.arange(N) < 2
+    with rg.record(attend, topk=2, mass_on=region) as trace:
+        attend(*inputs())
+    for found, again in zip(trace.topk(2), trace.topk(), strict=True):
+        assert torch.equal(found, again)
+    assert torch.equal(trace.mass_on(region.clone()), trace.mass_on())
+    # Saved with what it was recorded with, or with nothing said.
+    trace.save(tmp_path / "trace.safetensors", topk=2, mass_on=region)
+    saved = rg.load_trace(tmp_path / "trace.safetensors")
+    assert torch.equal(saved.topk(2)[0], trace.topk()[0])
+    # A file does not say of which region.
+    assert torch.equal(saved.mass_on(), trace.mass_on())
+    with pytest.raises(ValueError, match="mass_on: got a tensor of shape"):
+        saved.mass_on(region)
 
 
 def test_what_was_recorded_without_gradients_has_none() -> None:

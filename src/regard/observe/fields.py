@@ -45,7 +45,9 @@ class Field:
 def entropy(rows: Rows, _: Any) -> Tensor:
     """Entropy of the weights of each query, in nats."""
     a = rows.weights
-    return -where(a > 0, a * where(a > 0, a, 1.0).log(), 0.0).sum(-1)
+    # NaN is no weight of zero: it is seen in the result.
+    counts = ~(a <= 0)
+    return -where(counts, a * where(counts, a, 1.0).log(), 0.0).sum(-1)
 
 
 def log_sum_exp(rows: Rows, _: Any) -> Tensor:

@@ -29,10 +29,17 @@ class Recorded:
     A trace that was told its fields up front, or was loaded from a file, holds those and nothing else.
     """
 
-    def __init__(self, path: str, call: Call | None, fields: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        call: Call | None,
+        fields: Mapping[str, Tensor] | None = None,
+        region: Tensor | None = None,
+    ) -> None:
         self.path = path
         self._call = call
         self._fields = dict(fields or {})
+        self._region = region  # of which the mass is among these fields, where it is known
         self._graded = torch.is_grad_enabled()
         self._versions = [] if call is None else [(x, x._version) for x in _made_of(call)]
 
@@ -116,7 +123,7 @@ class Recorded:
     def topk(self, k: int | None = None) -> tuple[Tensor, Tensor]:
         """The k largest weights of each query (5 when not said), and the keys they are on; both (..., Nq, k).
 
-        Where there are fewer than k keys, the rest are weights of 0 at key -1.
+        Where there are fewer than k keys, the rest are weights of 0 at key -1; a weight of 0 may have any key, or -1.
         """
         both = self._get("topk", k)
         values, index = (both[..., 0], both[..., 1]) if not self._multi else (both[..., 0, :], both[..., 1, :])
@@ -170,13 +177,22 @@ class Recorded:
         if self._call is None:
             if name not in self._fields:
                 raise AttributeError(f"{self!r} does not hold {name!r}: name it when recording or saving")
-            if argument is not None:
-                expected = "nothing: it was computed with the argument given when recording or saving"
-                raise ValueError(refusal(name, repr(argument), expected))
+            if argument is not None and not self._was_given(name, argument):
+                got = f"a tensor of shape {tuple(argument.shape)}" if isinstance(argument, Tensor) else repr(argument)
+                raise ValueError(refusal(name, got, "nothing, or what was given when recording or saving"))
             return self._fields[name]
         # Whether a field has a gradient is decided by the call it describes, not by where it is asked for.
         with torch.set_grad_enabled(self._graded and torch.is_grad_enabled()):
             return compute(self.call, {name: argument})[name]
+
+    def _was_given(self, name: str, argument: Any) -> bool:
+        """Whether a field that is held was computed with this argument; a file does not say of which region."""
+        if name == "topk":
+            return bool(argument == self._fields[name].shape[-3 if self._multi else -2])
+        mine = self._region
+        if mine is None or not isinstance(argument, Tensor) or argument.device != mine.device:
+            return False
+        return torch.equal(argument, mine)
 
     def computed(self, wanted: Mapping[str, Any]) -> Recorded:
         """The same record, holding these fields alone."""
@@ -186,7 +202,8 @@ class Recorded:
             fields = compute(self.call, wanted)
         if self._multi:
             fields["multi"] = torch.ones(())
-        return Recorded(self.path, None, fields)
+        region = wanted.get("mass_on", self._region)
+        return Recorded(self.path, None, fields, None if region is None else region.clone())
 
 
 def _places(queries: int | Sequence[int], count: int) -> list[int]:

@@ -18,13 +18,14 @@ Observer = Callable[[nn.Module, Call], None]
 interventions: list[Intervention] = []
 askers: list[Intervention] = []
 observers: list[Observer] = []
+# Threads share these lists: one that leaves must not shift what another is reading, which therefore reads a copy.
 
 
 def changed(module: nn.Module, call: Call) -> Call:
     """The call after all interventions, in the order in which they were entered."""
     if not interventions or torch.compiler.is_compiling():
         return call
-    for intervene in interventions:
+    for intervene in tuple(interventions):
         call = intervene(module, call)
     return call
 
@@ -33,7 +34,7 @@ def asked(module: nn.Module, call: Call) -> Call:
     """The call with what is asked of it, so that an execution may find it on its way; whoever asks first is heard."""
     if not askers or torch.compiler.is_compiling() or _inside_backward():
         return call
-    for ask in askers:
+    for ask in tuple(askers):
         call = call if call.asked is not None else ask(module, call)
     return call
 
@@ -43,7 +44,7 @@ def seen(module: nn.Module, call: Call) -> None:
     if not observers or torch.compiler.is_compiling() or _inside_backward():
         return
     call = call.seen()
-    for observe in observers:
+    for observe in tuple(observers):
         observe(module, call)
 
 

@@ -14,6 +14,7 @@ from regard.ops.triton import attend
 from regard.ops.triton.additive_sine import Sine, plan_size
 from regard.ops.triton.align import Align
 from regard.ops.triton.sine_fits import FLOAT16
+from tests.ops.autograd_cases import check_gradients
 
 # Neither bias nor anything beside a softmax.
 PLAIN = (None, *Align().flat())
@@ -210,6 +211,12 @@ def test_second_derivatives_are_refused_by_name(operator) -> None:
     (da,) = torch.autograd.grad(out.sum(), a, create_graph=True)
     with pytest.raises(NotImplementedError, match=r"second derivatives.*impl='dense'"):
         da.sum().backward()
+
+
+def test_several_gradients_at_once_and_none() -> None:
+    a, u, w, v = (x.requires_grad_() for x in Case(nq=5, n=7).inputs())
+    out = attend.additive(a, u, w, v, None, *PLAIN, False, "tanh")[0]
+    check_gradients(out, (a, u, w, v))
 
 
 def test_known_activations() -> None:

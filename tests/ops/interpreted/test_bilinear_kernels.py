@@ -12,6 +12,7 @@ from regard.ops.activations import activation
 from regard.ops.triton.activate import supports
 from regard.ops.triton.align import Align
 from regard.ops.triton.bilinear_attend import bilinear_attention
+from tests.ops.autograd_cases import check_gradients
 
 B, H = 2, 2
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -198,6 +199,12 @@ def test_second_derivatives_are_refused_by_name(operator) -> None:
     (dq,) = torch.autograd.grad(out.sum(), x["q"], create_graph=True)
     with pytest.raises(NotImplementedError, match=r"second derivatives.*impl='dense'"):
         dq.sum().backward()
+
+
+def test_several_gradients_at_once_and_none() -> None:
+    case = Case(nq=5, n=7)
+    x = {name: t.requires_grad_() for name, t in case.inputs().items()}
+    check_gradients(bilinear_attention(*operands(case, None, x))[0], [x[name] for name in ("q", "k", "v")])
 
 
 def test_known_activations() -> None:

@@ -15,6 +15,7 @@ from regard.ops.edges import EdgeCall, EdgeMask, Edges
 from regard.ops.forms import AdditiveForm
 from regard.ops.ready import kernel_problem
 from regard.ops.triton import graph_attend
+from tests.ops.autograd_cases import check_gradients
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 NAMES = ("a", "u", "value", "weight")
@@ -194,6 +195,11 @@ def test_second_derivatives_are_refused_by_name(registered: bool) -> None:
     (da,) = torch.autograd.grad(context.sum(), given[0], create_graph=True)
     with pytest.raises(NotImplementedError, match=r"second derivatives.*impl='dense'"):
         da.sum().backward()
+
+
+def test_several_gradients_at_once_and_none() -> None:
+    given = operands(Case(edges=17))
+    check_gradients(graph_attend.edge_kernel(*given), given[:4])
 
 
 def test_known_activations() -> None:

@@ -15,6 +15,7 @@ from regard.ops.triton.align import SAMPLED, SCALED, Align
 from regard.ops.triton.multi import multi_attend
 from regard.ops.triton.multi_parts import Operands
 from tests.ops import multi_cases as cases
+from tests.ops.autograd_cases import check_gradients
 from tests.ops.multi_cases import Case, check
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -179,6 +180,12 @@ def test_second_derivatives_are_refused_by_name(operator, units: bool) -> None:
     (da,) = torch.autograd.grad(operator(a, *rest)[0].sum(), a, create_graph=True)
     with pytest.raises(NotImplementedError, match=r"second derivatives.*impl='dense'"):
         da.sum().backward()
+
+
+@pytest.mark.parametrize("units", [False, True])
+def test_several_gradients_at_once_and_none(units: bool) -> None:
+    given = operands(units=units)
+    check_gradients(multi_attend(*given)[0], given[:4])
 
 
 @pytest.mark.parametrize(

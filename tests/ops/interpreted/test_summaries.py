@@ -89,3 +89,24 @@ def test_what_is_to_be_differentiated_takes_panels(monkeypatch: pytest.MonkeyPat
     assert attention.score.w.grad.isfinite().all()
     with rg.record(attention, "entropy", "weights"):
         attention(x, x)
+
+
+def test_nan_is_seen_and_is_not_a_row_with_nothing_to_read() -> None:
+    attention, x = rg.Attention("additive", query_dim=3, key_dim=3, hidden_dim=4, impl="fused"), torch.randn(1, 5, 3)
+    broken = x.clone()
+    broken[0, 1] = float("nan")
+    region = torch.tensor([True, False, False, True, False])
+    for execution in ("fused", "blockwise", "dense"):
+        with rg.execution(execution), rg.record(attention, "entropy", topk=2, mass_on=region) as trace:
+            attention(broken, x)
+        for found in (trace.entropy(), trace.mass_on(), trace.topk()[0].sum(-1)):
+            assert found.isnan().tolist() == [[False, True, False, False, False]], execution
+
+
+def test_what_was_recorded_may_be_changed_before_the_backward() -> None:
+    attention, x = rg.Attention("additive", query_dim=3, key_dim=3, hidden_dim=4, impl="fused"), torch.randn(1, 5, 3)
+    with rg.record(attention, "log_sum_exp") as trace:
+        context = attention(x, x)
+    trace.log_sum_exp().zero_()
+    context.sum().backward()
+    assert attention.score.w.grad.isfinite().all()

@@ -51,7 +51,7 @@ def zeros(*shape: int) -> nn.Parameter:
 def affine(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """W x + b for vectors x (..., N, d); W and b may have leading axes."""
     # One operation where it gives the same dtype: under autocast the sum with b is as wide as b.
-    if W.dim() == 2 and x.dtype == W.dtype and not autocasting(x.device):
+    if W.dim() == 2 and x.dtype == W.dtype == b.dtype and not autocasting(x.device):
         return F.linear(x, W, b)
     return x @ W.mT + b.unsqueeze(-2)
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.ops.transforms import batched
 from regard.ops.triton import multi_product, multi_product_grads, multi_product_pair, multi_units
 from regard.ops.triton.activate import supports
 from regard.ops.triton.align import ALL, Align
@@ -182,9 +183,13 @@ class MultiAttend(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        # Asked for a graph of the backward: the registered operator refuses its derivative by name.
-        gradients = torch.ops.regard.multi_attend_backward if torch.is_grad_enabled() else _gradients
+    def backward(ctx: Any, do: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        if do is None:
+            # Whatever read the contexts gave them no gradient.
+            return (None,) * len(ctx.needs_input_grad)
+        # Asked for a graph of the backward, the registered operator refuses its derivative by name; several gradients it takes one by one.
+        registered = torch.is_grad_enabled() or batched(do)
+        gradients = torch.ops.regard.multi_attend_backward if registered else _gradients
         return _through(gradients, ctx, do)
 
 

@@ -206,7 +206,8 @@ def beside_contexts(x: Exact, sine: Sine | None, given: Conditions, lse: Tensor,
         summaries_sine.write(sine, given, summary, lse)
     _received(x, given, lse, summary, skip)
     if "log_sum_exp" in summary.names:
-        summary.found["log_sum_exp"] = lse if sine is None else summaries_sine.with_constant(sine, lse)
+        # The backward keeps its own: what is recorded may be changed in place.
+        summary.found["log_sum_exp"] = lse.clone() if sine is None else summaries_sine.with_constant(sine, lse)
 
 
 def _common(x: Exact, given: Conditions, skip: Tensor | None) -> dict[str, object]:

@@ -127,7 +127,9 @@ def write_largest(held, key, lse, at, m_in, LARGEST, K, SLOTS: tl.constexpr):
     mine, other = held[:, :, None], held[:, None, :]
     before = (other > mine) | ((other == mine) & (slot[None, None, :] < slot[None, :, None]))
     rank = tl.sum(before.to(tl.int32), 2)
-    weight = tl.where(key >= 0, tl.exp2(held - tl.where(lse == float("-inf"), 0.0, lse)[:, None]), 0.0)
+    # No score is larger than NaN, nor smaller: a row of them holds none, but is not one with nothing to read.
+    nothing = tl.where(lse != lse, lse, 0.0)
+    weight = tl.where(key >= 0, tl.exp2(held - tl.where(lse == float("-inf"), 0.0, lse)[:, None]), nothing[:, None])
     to = LARGEST + (at[:, None] * K + rank) * 2
     slots = m_in[:, None] & (slot < K)[None, :]
     tl.store(to, weight, mask=slots)
