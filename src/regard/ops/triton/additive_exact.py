@@ -113,7 +113,8 @@ def forward_kernel(
     offset = N - NQ
     # Whether more than the number of keys decides which pairs there are.
     BY_PAIR: tl.constexpr = CAUSAL or HAS_MASK or LOCAL
-    # The largest score is one in base 2, those in the slots are as they come.
+    # The largest score is one in base 2, those in the slots are as they come. So is the largest under a bias, which may be one that stands for
+    # a mask: of a row at -1e30 the product in base 2 rounds away more than any power can hold.
     top, mass, spread, place, on = no_sums(BM)
     held, key = no_slots(K, BM, SLOTS)
     acc = tl.zeros((BM, BV), dtype=tl.float32)
@@ -164,13 +165,18 @@ def forward_kernel(
                 if GAUSSIAN == 1:
                     s += log_gaussian(position[:, None], n[None, :], window)
                 highest = tl.max(s, 1)
-                new = tl.maximum(top, highest * LOG2E)
+                new = tl.maximum(top, highest if HAS_BIAS else highest * LOG2E)
                 safe = tl.where(new == float("-inf"), 0.0, new)
-                below = s * LOG2E - safe[:, None]
+                if HAS_BIAS:
+                    below = (s - safe[:, None]) * LOG2E
+                    shift = (top - safe) * LOG2E
+                else:
+                    below = s * LOG2E - safe[:, None]
+                    shift = top - safe
                 p = tl.exp2(below)
-                rescale = tl.exp2(top - safe)
+                rescale = tl.exp2(shift)
                 spread, place, on = add_sums(
-                    p, below, n, n_in, REGION, top - safe, rescale, mass, spread, place, on, ENTROPY, PLACE, HAS_REGION
+                    p, below, n, n_in, REGION, shift, rescale, mass, spread, place, on, ENTROPY, PLACE, HAS_REGION
                 )
                 mass = mass * rescale + tl.sum(p, 1)
                 if DROP or GAUSSIAN == 2:
@@ -216,12 +222,13 @@ def forward_kernel(
     if WIDE:
         tl.store(SOFT + (lead * NQ + m[:, None]) * DV + c[None, :], out if CHOICE == 0 else soft, mask=columns)
     tl.store(O + lead * sol + m[:, None] * som + c[None, :] * sod, out.to(O.dtype.element_ty), mask=columns)
-    lse = tl.where(alive, top * LN2 + tl.log(tl.where(alive, mass, 1.0)), float("-inf"))
+    log = tl.log(tl.where(alive, mass, 1.0))
+    lse = tl.where(alive, top + log if HAS_BIAS else top * LN2 + log, float("-inf"))
     tl.store(LSE + lead * NQ + m, lse, mask=m_in)
     if ENTROPY or PLACE or HAS_REGION or TOPS:
         at = lead * NQ + m
         lse = write_sums(
-            top, mass, spread, place, on, at, m_in, ENTROPIES, PLACES, ON, ENTROPY, PLACE, HAS_REGION
+            top * LOG2E if HAS_BIAS else top, mass, spread, place, on, at, m_in, ENTROPIES, PLACES, ON, ENTROPY, PLACE, HAS_REGION
         )  # fmt: skip
         if TOPS:
             write_largest(held * LOG2E, key, lse, at, m_in, LARGEST, K, SLOTS)
