@@ -145,3 +145,20 @@ def test_queries_of_a_later_rank_draw_as_in_the_whole() -> None:
         expected = attend.additive(a, u, w, v, None, None, *whole.flat(), False, "tanh")[0]
         found = attend.additive(a[:, 7:], u, w, v, None, None, *part.flat(), False, "tanh")[0]
         torch.testing.assert_close(found, expected[:, 7:])
+
+
+@pytest.mark.parametrize("masked", [-1e9, -467526975488.0, -1e30])
+def test_a_row_that_a_finite_bias_masks_poisons_no_gradient(masked: float) -> None:
+    torch.manual_seed(0)
+    attention = rg.Attention("additive", query_dim=3, key_dim=3, hidden_dim=4)
+    x, bias = torch.randn(1, 7, 3), torch.zeros(7, 7)
+    bias[:, 5:] = bias[5:] = masked
+    found = []
+    for execution in ("dense", "fused"):
+        attention.zero_grad()
+        with rg.execution(execution):
+            context = attention(x, x, bias=bias)
+        context[:, :5].square().sum().backward()
+        found.append((context, *(parameter.grad for parameter in attention.parameters())))
+    for exact, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, exact, atol=1e-4, rtol=1e-4)
