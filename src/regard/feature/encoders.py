@@ -36,6 +36,7 @@ class RecurrentEncoder(nn.Module):
     """
 
     fills_padding = True
+    skips_padding = True
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.ops.forms import WIDE, wide
 from regard.ops.ready import loaded
-from regard.ops.transforms import batched, transformed
+from regard.ops.transforms import asks_for_more, transformed
 
 # A vector is held in registers.
 WIDEST = 1024
@@ -75,7 +75,7 @@ class _Squares(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         twice = 2 * grad.unsqueeze(-1)
-        if torch.is_grad_enabled() or batched(grad):
+        if asks_for_more(grad):
             return torch.mul(twice, x).to(x.dtype)
         # Multiplied in float32 and rounded once, without a float32 result between.
         return torch.mul(x, twice, out=torch.empty_like(x))

@@ -32,5 +32,10 @@ def batched(x: Tensor) -> bool:
     return is_batchedtensor(x) or is_legacy_batchedtensor(x)
 
 
+def asks_for_more(grad: Tensor) -> bool:
+    """Whether a backward is asked for more than one gradient as it is: for a graph of itself, or for several gradients at once."""
+    return torch.is_grad_enabled() or batched(grad)
+
+
 def _carries_tangents() -> bool:
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0

@@ -7,8 +7,6 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from regard._errors import refusal
-from regard.feature.encoders import RecurrentEncoder
-from regard.model.features.embedding import Embedding
 
 
 class Chain(nn.Module):
@@ -36,8 +34,8 @@ class Chain(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         parts = [*self.parts]
         for part, after in pairwise(parts):
-            # Zeros at padding cost as much as the vectors themselves, and recurrent networks skip whatever stands there.
-            unread = isinstance(part, Embedding) and isinstance(after, RecurrentEncoder)
+            # Zeros at padding cost as much as the vectors themselves: none are written for a part that skips whatever stands there.
+            unread = getattr(part, "only_fills_padding", False) and getattr(after, "skips_padding", False)
             x, mask = part(x, None if unread else mask), mask_after(part, mask)
         found: Tensor = parts[-1](x, mask)
         return found

@@ -27,6 +27,8 @@ class Embedding(nn.Module):
     """
 
     fills_padding = True
+    # A mask says where zeros go, and nothing else.
+    only_fills_padding = True
 
     def __init__(
         self,

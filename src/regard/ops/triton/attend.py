@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.ops.transforms import batched
+from regard.ops.transforms import asks_for_more
 from regard.ops.triton import additive_exact, additive_grads, summaries
 from regard.ops.triton.additive_sine import HALVES, Sine, plan_size, prologue, uses_sines
 from regard.ops.triton.additive_tile import Conditions, Exact, supports
@@ -234,8 +234,7 @@ class Additive(torch.autograd.Function):
             # Whatever read the contexts gave them no gradient.
             return (None,) * len(ctx.needs_input_grad)
         # Asked for a graph of the backward, the registered operator refuses its derivative by name; several gradients it takes one by one.
-        registered = torch.is_grad_enabled() or batched(do)
-        gradients = torch.ops.regard.additive_backward if registered else _gradients
+        gradients = torch.ops.regard.additive_backward if asks_for_more(do) else _gradients
         return *_through(gradients, ctx, do), None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.ops.transforms import batched
+from regard.ops.transforms import asks_for_more
 from regard.ops.triton import bilinear, bilinear_aligned
 from regard.ops.triton.activate import supports
 from regard.ops.triton.align import ALL, Align
@@ -108,7 +108,7 @@ def _backward(ctx, do, dlse, *_):
     *operands, out, lse, soft, pick = ctx.saved_tensors
     do = torch.zeros_like(out) if do is None else do
     dlse = None if dlse is None else torch.where(lse > -torch.inf, dlse, 0.0)
-    if torch.is_grad_enabled() or batched(do):
+    if asks_for_more(do):
         # Asked for a graph of the backward, the registered operator refuses its derivative by name; several gradients it takes one by one.
         results = _all_there(out, lse, soft, pick)
         grads = torch.ops.regard.bilinear_attention_backward(do, dlse, *results, *operands, *ctx.numbers)

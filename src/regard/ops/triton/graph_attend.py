@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.ops.transforms import batched
+from regard.ops.transforms import asks_for_more
 from regard.ops.triton import activate, graph
 from regard.ops.triton.graph import Operands
 
@@ -96,8 +96,7 @@ class EdgeKernel(torch.autograd.Function):
             # Whatever read the contexts gave them no gradient.
             return (None,) * len(ctx.needs_input_grad)
         # Asked for a graph of the backward, the registered operator refuses its derivative by name; several gradients it takes one by one.
-        registered = torch.is_grad_enabled() or batched(grad)
-        gradients = torch.ops.regard.edge_kernel_backward if registered else _gradients
+        gradients = torch.ops.regard.edge_kernel_backward if asks_for_more(grad) else _gradients
         return _through(gradients, ctx, grad)
 
 

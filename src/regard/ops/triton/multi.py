@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.ops.transforms import batched
+from regard.ops.transforms import asks_for_more
 from regard.ops.triton import multi_product, multi_product_grads, multi_product_pair, multi_units
 from regard.ops.triton.activate import supports
 from regard.ops.triton.align import ALL, Align
@@ -188,8 +188,7 @@ class MultiAttend(torch.autograd.Function):
             # Whatever read the contexts gave them no gradient.
             return (None,) * len(ctx.needs_input_grad)
         # Asked for a graph of the backward, the registered operator refuses its derivative by name; several gradients it takes one by one.
-        registered = torch.is_grad_enabled() or batched(do)
-        gradients = torch.ops.regard.multi_attend_backward if registered else _gradients
+        gradients = torch.ops.regard.multi_attend_backward if asks_for_more(do) else _gradients
         return _through(gradients, ctx, do)
 
 

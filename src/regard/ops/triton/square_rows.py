@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.ops.transforms import batched
+from regard.ops.transforms import asks_for_more
 from regard.ops.triton.launching import quick
 from regard.ops.triton.unit_rows import by_rows
 
@@ -54,7 +54,7 @@ class SquareRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or batched(grad):
+        if asks_for_more(grad):
             # Derivatives of a higher order are those of the equation, and so are several at once.
             return torch.mul((2.0 * ctx.factor * grad).unsqueeze(-1), x).to(x.dtype), None
         x = x.contiguous()

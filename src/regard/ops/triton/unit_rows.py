@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.ops.squares import unit_equation
-from regard.ops.transforms import batched
+from regard.ops.transforms import asks_for_more
 from regard.ops.triton.launching import cdiv, power_of_2, quick
 
 # Numbers that a program holds.
@@ -79,7 +79,7 @@ class UnitRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or batched(grad):
+        if asks_for_more(grad):
             # Derivatives of a higher order are those of the equation, and so are several at once.
             further = torch.is_grad_enabled()
             with torch.enable_grad():
