@@ -330,6 +330,21 @@ def test_expanded_inputs(case, execution):
         assert_same(found[name], expected[name], name)
 
 
+@every_execution
+@every_case
+def test_inference_before_training_changes_nothing(case, execution):
+    """Whatever is remembered of a first call, a later one may need for its backward."""
+    inputs, module = case.inputs(), case.build()
+    with EXECUTIONS[execution]():
+        expected = outcome(case, module, inputs)
+        other, module = case.inputs(), case.build()
+        with torch.inference_mode():
+            result = case.run(module, other)
+        found = outcome(case, module, other)
+    assert_identical(found, expected)
+    assert_same(result.clone(), expected["result"])
+
+
 @every_case
 def test_dense_has_second_derivatives(case):
     if "second derivative" in case.lacks:

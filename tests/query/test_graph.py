@@ -515,3 +515,15 @@ def test_inputs_of_another_type_are_refused(given, error, message):
     attend(**fine)
     with pytest.raises(error, match=message):
         attend(**fine | given)
+
+
+@every_execution
+def test_a_graph_seen_in_inference_can_be_learned_from(execution):
+    module, x, edges = scrambled(rg.GraphAttention(D, H, head_dim=HEAD)), normal(N, D), drawn()
+    mask = torch.arange(E) != 5
+    with rg.execution(execution[0], panel=execution[1]):
+        with torch.inference_mode():
+            expected = module(x, edges, mask=mask)
+        found = module(x, edges, mask=mask)
+        found.sum().backward()
+    assert_same(found, expected.clone())

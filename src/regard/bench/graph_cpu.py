@@ -1,31 +1,32 @@
-"""Graph attention on a CPU, beside the GATv2Conv of torch_geometric with the same weights: time, memory, error."""
+"""Graph attention on a CPU, beside the GATv2Conv of torch_geometric with the same weights: time, memory, errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
 from regard._errors import missing_extra
-from regard.bench.measure import Row, cpu_peak_mib, relative_error
+from regard.bench.graphs import PEER, Exact, Graph, Layer, cora, drawn, full, geometric
+from regard.bench.measure import Row, cpu_peak_mib
 from regard.bench.paired import paired_seconds
 from regard.query import GraphAttention
 
 QUESTION = "graph-cpu"
-PEER = "torch_geometric, GATv2Conv"
 
 _MEMORY = """
 import torch, regard as rg
 from torch_geometric.nn import GATv2Conv
 torch.set_num_threads(1)
-n, e, heads, width, who, step = int(argv[0]), int(argv[1]), int(argv[2]), int(argv[3]), argv[4], argv[5] == "step"
+edges, nodes, heads, width = torch.load(argv[0]), int(argv[1]), int(argv[2]), int(argv[3])
+who, step = argv[4], argv[5] == "step"
 torch.manual_seed(0)
-theirs = GATv2Conv(heads * width, width, heads=heads, add_self_loops=False)
+theirs = GATv2Conv(heads * width, width, heads=heads, add_self_loops=False, bias=False)
 attend = rg.GraphAttention.from_geometric(theirs) if who == "regard" else theirs
-x, edges = torch.randn(n, heads * width, requires_grad=step), torch.randint(n, (2, e))
+x = torch.randn(nodes, heads * width, requires_grad=step)
 small = torch.randint(64, (2, 256))
 attend(x[:64], small).sum().backward() if step else attend(x[:64], small)
 x.grad = None
@@ -37,59 +38,51 @@ if step:
 """
 
 
-def _pair(n: int, edges: int, heads: int, width: int) -> tuple[GraphAttention, Any, Tensor, Tensor]:
-    """Ours and theirs with the same weights, and a random graph."""
-    try:
-        geometric = import_module("torch_geometric.nn")
-    except ImportError as error:
-        raise ImportError(missing_extra("torch_geometric", "graph", "regard bench graph-cpu")) from error
-    torch.manual_seed(0)
-    theirs = geometric.GATv2Conv(heads * width, width, heads=heads, add_self_loops=False)
-    x = torch.randn(n, heads * width, requires_grad=True)
-    return GraphAttention.from_geometric(theirs), theirs, x, torch.randint(n, (2, edges))
-
-
-def _errors(heads: int, width: int) -> dict[str, float]:
-    """Of the results of both, relative to torch_geometric in float64, on a smaller graph."""
-    ours, theirs, x, index = _pair(5000, 100_000, heads, width)
-    with torch.no_grad():
-        found = {"regard": ours(x, index), PEER: theirs(x, index)}
-        exact = theirs.double()(x.double(), index)
-    return {name: relative_error(y, exact) for name, y in found.items()}
-
-
-def _step(run: Callable[[], Tensor], x: Tensor, parameters: list[Tensor]) -> Callable[[], None]:
+def _step(run: Layer, x: Tensor, edges: Tensor, leaves: list[Tensor], grad: Tensor) -> Callable[[], None]:
     def both() -> None:
-        for leaf in (x, *parameters):
-            leaf.grad = None
-        run().sum().backward()
+        torch.autograd.grad(run(x, edges), leaves, grad)
 
     return both
 
 
-def rows(n: int = 100_000, edges: int = 2_000_000, heads: int = 8, width: int = 16) -> Iterator[Row]:
+def _forward(run: Layer, x: Tensor, edges: Tensor) -> Callable[[], None]:
+    def alone() -> None:
+        with torch.no_grad():
+            run(x, edges)
+
+    return alone
+
+
+def measured_on(graph: Graph, budget: float = 4.0) -> Iterator[Row]:
     """Forward and training step; processor time of one thread, the runs of both taken in turns."""
+    theirs = geometric(graph)
+    if theirs is None:
+        raise ImportError(missing_extra("torch_geometric", "graph", "regard bench graph-cpu"))
+    ours = GraphAttention.from_geometric(theirs)
+    x, edges = torch.randn(graph.nodes, graph.heads * graph.width, requires_grad=True), graph.edges
+    exact, grad = Exact(ours, x, edges), torch.randn_like(x)
+    who: dict[str, torch.nn.Module] = {"regard": ours, PEER: theirs}
+    for what, runs, error in (
+        ("forward", [_forward(run, x, edges) for run in who.values()], exact.of_result),
+        (
+            "training step",
+            [_step(run, x, edges, [x, *run.parameters()], grad) for run in who.values()],
+            exact.of_gradient,
+        ),
+    ):
+        times = paired_seconds(runs[0], runs[1], budget, least=3)
+        with TemporaryDirectory() as folder:
+            stored = Path(folder, "edges.pt")
+            torch.save(edges, stored)
+            for name, taken in zip(who, times, strict=True):
+                short, kind = "regard" if name == "regard" else "peer", "forward" if what == "forward" else "step"
+                peak = cpu_peak_mib(_MEMORY, stored, graph.nodes, graph.heads, graph.width, short, kind)
+                yield Row(QUESTION, f"{graph.case}, {what}", name, taken, peak, error(who[name]))
+
+
+def rows() -> Iterator[Row]:
+    """Citations, every edge there can be, and many edges at random."""
     torch.set_num_threads(1)
-    size = f"{n} nodes, {edges} edges, {heads} heads of {width}, float32"
-    errors = _errors(heads, width)
-    ours, theirs, x, index = _pair(n, edges, heads, width)
-
-    def mine() -> Tensor:
-        result: Tensor = ours(x, index)
-        return result
-
-    def other() -> Tensor:
-        result: Tensor = theirs(x, index)
-        return result
-
-    parameters = [*ours.parameters(), *theirs.parameters()]
-    for what in ("forward", "training step"):
-        step = what != "forward"
-        with torch.set_grad_enabled(step):
-            first: Callable[[], object] = _step(mine, x, parameters) if step else mine
-            second: Callable[[], object] = _step(other, x, parameters) if step else other
-            times = paired_seconds(first, second, budget=0.0, least=3)
-        for who, taken in zip(("regard", PEER), times, strict=True):
-            short = "regard" if who == "regard" else "peer"
-            peak = cpu_peak_mib(_MEMORY, n, edges, heads, width, short, "step" if step else "forward")
-            yield Row(QUESTION, f"{size}, {what}", who, taken, peak, errors[who])
+    for make in (cora, lambda: full(1024, 8, 16), lambda: drawn(100_000, 2_000_000, 8, 16)):
+        torch.manual_seed(0)
+        yield from measured_on(make())

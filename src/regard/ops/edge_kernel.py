@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.ops.axes import KERNEL_DTYPES
-from regard.ops.edges import EdgeCall, EdgeMask
+from regard.ops.edges import EdgeCall, EdgeMask, by_row, inverse
 from regard.ops.forms import AdditiveForm
 from regard.ops.ready import kernel_problem
 from regard.ops.transforms import transformed
@@ -48,29 +48,53 @@ def edge_attention_by_kernel(call: EdgeCall) -> Tensor:
     # Where keys are values they are read once.
     same = call.value is form.u and not call.by_edge
     value = None if same else _nodes_first(call.value.to(dtype), heads)
-    source = edges.source[edges.order]
+    weight = form.weight.float()
+    if isinstance(temperature, Tensor) or temperature != 1.0:
+        weight = weight / temperature
     allowed = call.mask.allowed
+    source, target = edges.sorted_ends() if _is_traced() else edges.ends
     operands = (
         a,
         u,
         value,
-        (form.weight.float() / temperature).expand(*heads, -1).reshape(-1, form.weight.shape[-1]),
+        weight.expand(*heads, -1).reshape(-1, weight.shape[-1]),
         edges.order if call.by_edge else source,
         source if call.by_edge else None,
-        edges.target[edges.order],
+        target,
         edges.bounds,
+        *_readers(call, source, len(u)),
         None if allowed is None else _mask_bytes(allowed, heads)[:, edges.order],
         call.seed if call.dropout > 0.0 else None,
         call.dropout,
         form.activation.spec,
     )
-    if torch.compiler.is_compiling() or transformed():
+    if _is_traced():
         context: Tensor = torch.ops.regard.edge_kernel(*operands)[0]
     else:
         from regard.ops.triton.graph_attend import edge_kernel
 
         context = edge_kernel(*operands)
     return context.movedim(0, -2).reshape(*heads, call.nq, call.value.shape[-1])
+
+
+def _is_traced() -> bool:
+    """Whether a call must leave nothing behind, and go by a registered operator."""
+    return torch.compiler.is_compiling() or transformed()
+
+
+def _readers(
+    call: EdgeCall, source: Tensor, n_keys: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Who reads each key, and each value where its edges are others; nothing where nobody will ask for gradients."""
+    if not torch.is_grad_enabled():
+        return None, None, None, None
+    edges, n_sources = call.edges, call.value.shape[-2]
+    of_sources = by_row(source, n_sources) if _is_traced() else edges.readers(n_sources)
+    if not call.by_edge:
+        return *of_sources, None, None
+    # Every edge reads a key of its own.
+    places = inverse(edges.order) if _is_traced() else edges.places
+    return places, torch.arange(n_keys + 1, device=places.device), *of_sources
 
 
 def _dtype(call: EdgeCall) -> torch.dtype:

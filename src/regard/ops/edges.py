@@ -8,8 +8,10 @@ from outside, an edge mask, weights that are given, edges to erase, is said by e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -52,9 +54,26 @@ class Edges:
     @cached_property
     def places(self) -> Tensor:
         """Where each edge stands in the sorted order."""
-        return torch.empty_like(self.order).scatter_(
-            0, self.order, torch.arange(len(self.order), device=self.order.device)
-        )
+        return lasting(lambda: inverse(self.order))
+
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Source and target of each edge in the sorted order; what belongs to nobody has some target, too."""
+        return lasting(self.sorted_ends)
+
+    def sorted_ends(self) -> tuple[Tensor, Tensor]:
+        """The same, found anew."""
+        return self.source[self.order], self.target[self.order].clamp(max=max(self.n_targets - 1, 0))
+
+    def readers(self, n_sources: int) -> tuple[Tensor, Tensor]:
+        """The places of the edges sorted by source, and where those of each source begin and end."""
+        if n_sources not in self._readers:
+            self._readers[n_sources] = lasting(lambda: by_row(self.ends[0], n_sources))
+        return self._readers[n_sources]
+
+    @cached_property
+    def _readers(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
 
     def __len__(self) -> int:
         return len(self.target)
@@ -69,6 +88,26 @@ class Edges:
     def only(self, allowed: Tensor) -> Edges:
         """The same without some edges; no size depends on which."""
         return Edges.of(self.source, torch.where(allowed, self.target, self.n_targets), self.n_targets, self.types)
+
+
+Found = TypeVar("Found")
+
+
+def lasting(find: Callable[[], Found]) -> Found:
+    """What is found for good: a training step may read it, even where it was first asked for in inference."""
+    with torch.inference_mode(False):
+        return find()
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Where each of a permutation stands in it."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+def by_row(index: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The places of an index sorted by what stands there, and where those of each row begin and end."""
+    order = index.argsort(stable=True)
+    return order, torch.searchsorted(index[order], torch.arange(rows + 1, device=index.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +125,9 @@ class EdgeMask:
 
     @cached_property
     def _kept(self) -> Edges:
-        assert self.allowed is not None
-        return self.edges.only(self.allowed)
+        allowed = self.allowed
+        assert allowed is not None
+        return lasting(lambda: self.edges.only(allowed))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -269,7 +309,7 @@ class EdgeCall(Call):
         # Where keys are values they are gathered once.
         same = self.value is form.u and not self.by_edge
         weight = (form.weight / temperature).to(dtype).expand(*heads, -1).flatten(0, -2)
-        source = edges.source[edges.order]
+        source = edges.source[edges.order] if torch.compiler.is_compiling() else edges.ends[0]
         context: Tensor = edge_attention(
             a,
             u,

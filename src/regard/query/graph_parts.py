@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.general.scores.base import AdditiveForm, Heads, Score, head_axes, vector, width
 from regard.ops.activations import activation
-from regard.ops.edges import EdgeMask, Edges, reached
+from regard.ops.edges import EdgeMask, Edges, lasting, reached
 from regard.query.parts import in_range, is_plain
 
 
@@ -115,13 +115,12 @@ def graph(
         loops: add an edge from each node to itself, after all others, of the last type; those that are there already are masked.
     """
     given = (edge_index, mask, edge_type)
-    lasting = all(x is None or (is_plain(x) and not x.is_inference()) for x in given)
-    if not lasting:
+    if not all(x is None or (is_plain(x) and not x.is_inference()) for x in given):
         return _built(edge_index, sizes, mask, edge_type, types, loops)
     known: _Known | None = _known.get(edge_index)
     if known is not None and known.is_of(given, (sizes, types, loops)):
         return known.graph
-    made = _built(edge_index, sizes, mask, edge_type, types, loops)
+    made = lasting(lambda: _built(edge_index, sizes, mask, edge_type, types, loops))
     _known[edge_index] = _Known(made, [_Stamp.of(x) for x in given], (sizes, types, loops))
     return made
 

@@ -133,11 +133,12 @@ def edges(
 ) -> None:  # fmt: skip
     count = 16 * n
     index = [on_device(count, dtype=torch.int64) for _ in range(3)]
+    readers = on_device(count, dtype=torch.int64), on_device(n + 1, dtype=torch.int64)
     value = on_device(n, heads, values, dtype=dtype) if own_value or by_edge else None
     x = graph.Operands(
         *(on_device(n, heads, hidden, dtype=dtype) for _ in range(2)), value, on_device(heads, hidden), index[0],
         index[1] if by_edge else None, index[2], on_device(n + 1, dtype=torch.int64),
-        on_device(heads, count, dtype=torch.uint8) if mask else None,
+        *readers, *(readers if by_edge else (None, None)), on_device(heads, count, dtype=torch.uint8) if mask else None,
         on_device(1, dtype=torch.int64) if dropout else None, 0.1 if dropout else 0.0, act,
     )  # fmt: skip
     context, lse = graph.forward(x)

@@ -206,8 +206,14 @@ class Operands(NamedTuple):
     weight: Tensor  # (H, D)
     keys: Tensor  # (E,), row of u of each edge
     values: Tensor | None  # (E,), row of value of each edge; None where it is that of the key
-    targets: Tensor  # (E,), query of each edge
+    targets: Tensor  # (E,), query of each edge; some query where it belongs to nobody
     bounds: Tensor  # (Nq + 1,)
+    # For the gradients of the keys: places of the edges sorted by key, and where those of each row of u begin and end.
+    key_order: Tensor | None
+    key_bounds: Tensor | None
+    # The same for the values, where there are `values`.
+    value_order: Tensor | None
+    value_bounds: Tensor | None
     mask: Tensor | None  # bytes (H or 1, E)
     seed: Tensor | None
     dropout: float
@@ -268,10 +274,11 @@ def forward(x: Operands) -> tuple[Tensor, Tensor]:
     return context, lse
 
 
-def transposed(index: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Edges sorted by what they read, and where those of each row begin and end."""
-    order = index.argsort(stable=True)
-    return order, torch.searchsorted(index[order], torch.arange(rows + 1, device=index.device))
+def _zeros_of_edges(count: int, heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two (E, H), each from a multiple of 16 bytes on, as a launch expects."""
+    size = count * heads
+    both = torch.zeros(2, size + -size % 4, device=device)[:, :size].view(2, count, heads)
+    return both[0], both[1]
 
 
 def backward(x: Operands, context: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -285,7 +292,7 @@ def backward(x: Operands, context: Tensor, lse: Tensor, grad: Tensor) -> tuple[T
     dvalue = x.u.new_empty(0) if x.value is None else torch.empty_like(x.value)
     dw = torch.empty(walkers, heads, width, device=device)
     # Edges that belong to nobody are left at zero.
-    delta, alpha = (torch.zeros(count, heads, device=device) for _ in range(2))
+    delta, alpha = _zeros_of_edges(count, heads, device)
     query_grad_kernel[(walkers, groups)](
         *x.tensors(),
         context,
@@ -304,17 +311,18 @@ def backward(x: Operands, context: Tensor, lse: Tensor, grad: Tensor) -> tuple[T
         **tile,
     )
     # One pass where an edge reads its key and its value at the same row.
-    passes = [(x.keys, len(x.u), True, x.values is None)]
-    if x.values is not None and x.value is not None:
-        passes.append((x.values, len(x.value), False, True))
-    targets = x.targets.clamp(max=max(nq - 1, 0))
-    for index, rows, of_keys, of_values in passes:
+    passes = [(x.key_order, x.key_bounds, True, x.values is None)]
+    if x.values is not None:
+        passes.append((x.value_order, x.value_bounds, False, True))
+    for order, bounds, of_keys, of_values in passes:
+        assert order is not None
+        assert bounds is not None
+        rows = len(bounds) - 1
         if rows == 0:
             continue
-        order, bounds = transposed(index, rows)
         flags = {"ACT": code_of(x.act)[0], "SHARED": x.value is None, "DEVICE": device.type == "cuda"}
         key_grad_kernel[(rows, groups)](
-            x.a, x.u, x.weight, grad, targets, order, bounds, delta, alpha, du, dvalue, code_of(x.act)[1],
+            x.a, x.u, x.weight, grad, x.targets, order, bounds, delta, alpha, du, dvalue, code_of(x.act)[1],
             heads, width, x.width, OF_KEYS=of_keys, OF_VALUES=of_values, **flags, **x.tile(rows),
         )  # fmt: skip
     return da, du, dvalue, dw.sum(0).to(dtype_of_weight)

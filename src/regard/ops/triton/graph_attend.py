@@ -18,6 +18,7 @@ def supports(act: str) -> bool:
 _library = torch.library.Library("regard", "FRAGMENT")
 _OPERANDS = (
     "Tensor a, Tensor u, Tensor? value, Tensor weight, Tensor keys, Tensor? values, Tensor targets, Tensor bounds, "
+    "Tensor? key_order, Tensor? key_bounds, Tensor? value_order, Tensor? value_bounds, "
     "Tensor? mask, Tensor? seed, float dropout, str act"
 )
 _library.define(f"edge_kernel({_OPERANDS}) -> (Tensor, Tensor)")
@@ -49,8 +50,9 @@ def _gradients_fake(grad: Tensor, context: Tensor, lse: Tensor, *operands):
 
 
 def _remember(ctx, inputs, output):
-    ctx.numbers = inputs[10:]
-    ctx.save_for_backward(*inputs[:10], *output)
+    *tensors, dropout, act = inputs
+    ctx.numbers = dropout, act
+    ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])
 
 
@@ -61,7 +63,7 @@ def _backward(ctx, grad, _):
 def _through(gradients, ctx, grad):
     *operands, context, lse = ctx.saved_tensors
     da, du, dv, dw = gradients(grad, context, lse, *operands, *ctx.numbers)
-    return da, du, None if operands[2] is None else dv, dw, *(None,) * 8
+    return da, du, None if operands[2] is None else dv, dw, *(None,) * (len(ctx.needs_input_grad) - 4)
 
 
 def _no_double_backward(ctx: object, *grads: Tensor) -> None:
