@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import regard as rg
+from regard.ops import edges as edges_module
 from regard.ops.dispatch import choose
 from regard.ops.edges import EdgeMask, Edges
 from tests.cases import scrambled
@@ -59,6 +61,63 @@ def test_panels_hold_more_of_shorter_rows():
     assert [i for panel in panels for i in panel] == list(range(50))
 
 
+def hub(n: int, edges: int) -> torch.Tensor:
+    """Edges of which every third goes to one node, in no order."""
+    generator = torch.Generator().manual_seed(0)
+    found = torch.randint(n, (2, edges), generator=generator)
+    found[1, ::3] = n // 2
+    return found
+
+
+def test_panels_of_queries_in_the_order_of_their_degrees_have_few_empty_slots(monkeypatch):
+    monkeypatch.setattr(edges_module, "FEW_SLOTS", 50)
+    call = recorded(rg.GraphAttention(4, 2, self_loops=False, align="sparsemax"), torch.randn(90, 4), hub(90, 600))
+    turned, places = call.by_degree()
+    assert torch.equal(turned.rows[places], torch.arange(90))
+    degrees, given = turned.edges.degrees, call.edges.degrees
+    assert [given[row] for row in turned.rows.tolist()] == degrees == sorted(given)
+    panels = turned.panels(5)
+    assert [i for panel in panels for i in panel] == list(range(90))
+    slots = sum(len(i) * max(degrees[i.start : i.stop]) for i in panels)
+    assert slots < 600 * 4 / 3 + 50
+    assert sum(len(i) * max(given[i.start : i.stop]) for i in call.panels(5)) > 2 * slots
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"score": "scaled-dot"},
+        {"score": "general", "align": "sparsemax"},
+        {"score": "negative-l2"},
+        {"score": "additive", "features": 3},
+        {"edge_dim": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_executions_drop_the_same_edges(options, masked, monkeypatch):
+    monkeypatch.setattr(edges_module, "FEW_SLOTS", 20)
+    m, x, edges = (
+        scrambled(rg.GraphAttention(6, 2, dropout=0.4, **options)),
+        normal(30, 6).requires_grad_(),
+        hub(30, 150),
+    )
+    more = {"edge_attr": normal(150, 5, seed=2)} if "edge_dim" in options else {}
+    more |= {"mask": torch.arange(150) % 7 != 0} if masked else {}
+    found = []
+    for impl, panel in (("dense", None), ("blockwise", None), ("blockwise", 1), ("blockwise", 4)):
+        torch.manual_seed(8)
+        with rg.execution(impl, panel=panel):
+            result = m(x, edges, **more)
+        found.append((result, *torch.autograd.grad(result.square().sum(), [x, *m.parameters()])))
+    # Biases of keys that all keys of a row share have no gradient but rounding: that is measured by the others.
+    largest = max(float(x.abs().max()) for x in found[0])
+    for other in found[1:]:
+        for a, b in zip(other, found[0], strict=True):
+            assert float((a - b).abs().max()) <= 1e-12 * largest
+
+
 def test_which_execution_and_why():
     def dispatch(**options):
         m = scrambled(rg.GraphAttention(8, 4, **options))
@@ -67,7 +126,9 @@ def test_which_execution_and_why():
 
     assert dispatch().startswith("blockwise: additive scores under a softmax along edges: one operator")
     assert dispatch(align="sparsemax").startswith("blockwise: alignment Sparsemax is not a plain softmax; panels of")
-    assert dispatch(score="scaled-dot").startswith("blockwise: the scores are not additive; panels of")
-    assert dispatch(dropout=0.5).startswith("blockwise: dropout")
+    assert dispatch(score="scaled-dot").startswith("blockwise: dot products under a softmax along edges: one operator")
+    assert dispatch(dropout=0.5).startswith("blockwise: additive scores under a softmax along edges: one operator")
+    l2 = "blockwise: the scores are neither additive nor dot products; panels of"
+    assert dispatch(score="negative-l2").startswith(l2)
     call = recorded(rg.GraphAttention(4, 2), torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]]))
     assert str(choose(call, "auto")) == "dense: small enough for the equation itself"

@@ -15,7 +15,7 @@ from regard.ops.banded import banded, why_not_banded
 from regard.ops.blockwise import blockwise, panel_rows
 from regard.ops.call import Call
 from regard.ops.dense import dense
-from regard.ops.edges import EdgeCall
+from regard.ops.edges import EdgeCall, panel_by_panel
 from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_worthwhile
 from regard.ops.hashed import HashedCall
@@ -183,8 +183,9 @@ def _along_edges(call: EdgeCall) -> Dispatch:
     if _is_small(call):
         return Dispatch("dense", "small enough for the equation itself")
     if reason is None:
+        score = "additive scores" if isinstance(call.form, AdditiveForm) else "dot products"
         return Dispatch(
-            "blockwise", "additive scores under a softmax along edges: one operator, by panels of one degree"
+            "blockwise", f"{score} under a softmax along edges: one operator, by panels of about one degree"
         )
     return Dispatch("blockwise", f"{reason}; panels of {rows_of_panel(call)} of the longest rows")
 
@@ -240,8 +241,12 @@ def _run(call: Call, path: str) -> Tensor:
         return cut(call, lambda part: _run(part, _alone(part, "auto").path))
     if path == "chunked" and isinstance(call, HashedCall):
         return call.chunked()
-    if isinstance(call, EdgeCall) and call.why_not_segment() is None:
-        return call.segment(_asked_rows() or 0)
+    if isinstance(call, EdgeCall):
+        return (
+            call.segment(_asked_rows() or 0)
+            if call.why_not_segment() is None
+            else panel_by_panel(call, rows_of_panel(call))
+        )
     return blockwise(call, rows_of_panel(call))
 
 

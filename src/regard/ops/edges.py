@@ -17,10 +17,16 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
+from regard.ops.blockwise import blockwise
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
-from regard.ops.forms import AdditiveForm, BilinearForm
-from regard.ops.segment import edge_attention
+from regard.ops.forms import AdditiveForm, BilinearForm, Form
+from regard.ops.random import uniform
+from regard.ops.segment import PRODUCT, edge_attention, spare_slots
+from regard.ops.segment_layout import Layout, laid_out
+
+# Slots of a panel that cost less than another panel would.
+FEW_SLOTS = 1 << 11
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +76,29 @@ class Edges:
         if n_sources not in self._readers:
             self._readers[n_sources] = lasting(lambda: by_row(self.ends[0], n_sources))
         return self._readers[n_sources]
+
+    @cached_property
+    def by_degree(self) -> tuple[Edges, Tensor, Tensor]:
+        """The same with targets in the order of their degrees; which target stands where, and where each stands."""
+
+        def found() -> tuple[Edges, Tensor, Tensor]:
+            rows = self.bounds.diff().argsort(stable=True)
+            places = inverse(rows)
+            # What belongs to nobody still does.
+            target = torch.cat([places, places.new_full((1,), self.n_targets)])[self.target]
+            return Edges.of(self.source, target, self.n_targets, self.types), rows, places
+
+        return lasting(found)
+
+    def layout(self, spare: int) -> Layout:
+        """Queries of about one degree side by side, with at most so many slots too many."""
+        if spare not in self._layouts:
+            self._layouts[spare] = lasting(lambda: laid_out(self.bounds, spare))
+        return self._layouts[spare]
+
+    @cached_property
+    def _layouts(self) -> dict[int, Layout]:
+        return {}
 
     @cached_property
     def _readers(self) -> dict[int, tuple[Tensor, Tensor]]:
@@ -129,6 +158,18 @@ class EdgeMask:
         assert allowed is not None
         return lasting(lambda: self.edges.only(allowed))
 
+    def layout(self, spare: int) -> Layout:
+        """That of all edges, where the slots of those that may not be read are empty."""
+        allowed = self.allowed
+        assert allowed is not None
+        if spare not in self._layouts:
+            self._layouts[spare] = lasting(lambda: laid_out(self.edges.bounds, spare, allowed[self.edges.order]))
+        return self._layouts[spare]
+
+    @cached_property
+    def _layouts(self) -> dict[int, Layout]:
+        return {}
+
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.edges),) if self.allowed is None else tuple(self.allowed.shape)
@@ -178,6 +219,12 @@ class EdgeTile(Tile):
     def mask(self) -> Tensor | None:
         return self.over_features(self.readable)
 
+    def uniform(self, purpose: int) -> Tensor:
+        call, rows = self.call, self.call.rows
+        if rows is None or call.seed is None:
+            return super().uniform(purpose)
+        return uniform(call.seed, call.lead, call.form.features, rows[self.i.start : self.i.stop], self.j, purpose)
+
     def per_key(self, x: Tensor) -> Tensor:
         """What is said of each edge, (..., E), slot by slot; zero where there is none."""
         ids, filled = self.slots
@@ -218,6 +265,7 @@ class EdgeCall(Call):
 
     edges: Edges = field(kw_only=True)
     by_edge: bool = field(default=False, kw_only=True)
+    rows: Tensor | None = field(default=None, kw_only=True)  # which query stands where, if not in their order
 
     def __post_init__(self) -> None:
         if self.prepared:
@@ -239,13 +287,16 @@ class EdgeCall(Call):
 
     def panels(self, rows: int) -> list[range]:
         """Panels of so many of the longest rows, and of more where rows are shorter."""
-        found, begin, longest = [], 0, 0
-        slots = rows * max(self.edges.degrees, default=0)
+        found, begin, longest, filled = [], 0, 0, 0
+        most = rows * max(self.edges.degrees, default=0)
         for i, degree in enumerate(self.edges.degrees):
-            if i > begin and (i - begin + 1) * max(longest, degree) > slots:
+            slots = (i - begin + 1) * max(longest, degree)
+            # Where queries stand by degree, a few panels more spare most of the empty slots.
+            is_empty = self.rows is not None and slots > FEW_SLOTS and slots - filled > slots // 4
+            if i > begin and (slots > most or is_empty):
                 found.append(range(begin, i))
-                begin, longest = i, 0
-            longest = max(longest, degree)
+                begin, longest, filled = i, 0, 0
+            longest, filled = max(longest, degree), filled + degree
         return [*found, range(begin, self.nq)]
 
     def tile(self, i: range | None = None, j: range | None = None) -> Tile:
@@ -279,49 +330,92 @@ class EdgeCall(Call):
         return x.index_select(-1, self.edges.places)
 
     def why_not_segment(self) -> str | None:
-        """The reason why the operator for additive soft attention does not compute this call, or None."""
+        """The reason why the operator for soft attention does not compute this call, or None."""
         form = self.form
-        if not isinstance(form, AdditiveForm) or form.multi or form.weight is None:
-            return "the scores are not additive"
-        if form.activation.derivative is None:
+        if form.multi:
+            return "multi-dimensional weights"
+        if isinstance(form, BilinearForm):
+            if not form.is_plain or any(x is not None for x in (form.offset, form.query_bias, form.key_bias)):
+                return "the scores are neither additive nor dot products"
+        elif form.weight is None or form.activation.derivative is None:
             return f"activation {form.activation.spec!r} has no known derivative"
         if self.align.temperature_of_softmax is None:
             return f"alignment {type(self.align).__name__} is not a plain softmax"
-        if self.dropout > 0.0:
-            return "dropout"
         allowed = None if self.mask is None else self.mask.keys(self.device)
         if allowed is not None and allowed.dim() > 1:
             return "a mask of each head"
+        if allowed is not None and self.dropout > 0.0 and torch.compiler.is_compiling():
+            return "dropout under a mask"
         return None
 
     def segment(self, panel: int) -> Tensor:
-        """Additive soft attention by one operator, (..., Nq, d_v)."""
-        form = self.form
-        assert isinstance(form, AdditiveForm)
-        assert form.weight is not None
-        assert self.mask is not None
+        """Soft attention by one operator, (..., Nq, d_v)."""
         assert isinstance(self.mask, EdgeMask)
-        edges, heads = self.mask.kept(), self.lead
-        temperature = self.align.temperature_of_softmax
-        assert temperature is not None
-        dtype = torch.promote_types(torch.promote_types(form.a.dtype, form.u.dtype), form.weight.dtype)
-        a, u, value = (_nodes_first(x.to(dtype), heads) for x in (form.a, form.u, self.value))
+        # Dropout is drawn by place: edges that may not be read keep theirs then, and are empty.
+        in_place = self.dropout > 0.0 and self.mask.allowed is not None
+        edges, heads = self.edges if in_place else self.mask.kept(), self.lead
+        a, u, weight, act = self._weighed()
+        dtype = torch.promote_types(torch.promote_types(a.dtype, u.dtype), weight.dtype)
         # Where keys are values they are gathered once.
-        same = self.value is form.u and not self.by_edge
-        weight = (form.weight / temperature).to(dtype).expand(*heads, -1).flatten(0, -2)
-        source = edges.source[edges.order] if torch.compiler.is_compiling() else edges.ends[0]
+        same = self.value is u and not self.by_edge
+        a, u, value = (_nodes_first(x.to(dtype), heads) for x in (a, u, self.value))
+        weight = weight.to(dtype).expand(*heads, -1).flatten(0, -2)
+        traced = torch.compiler.is_compiling()
+        source = edges.source[edges.order] if traced else edges.ends[0]
+        # How many panels there are is known only by looking, which the operator does by itself inside of a graph.
+        spare = spare_slots(weight.numel())
+        unknown = traced or self.device_type == "meta"
+        layout = (None,) * 4 if unknown else self.mask.layout(spare) if in_place else edges.layout(spare)
         context: Tensor = edge_attention(
             a,
             u,
             None if same else value,
             weight,
-            form.activation.spec,
+            act,
             edges.order if self.by_edge else source,
             source,
             edges.bounds,
             panel,
+            self.seed if self.dropout > 0.0 else None,
+            self.dropout,
+            *layout,
         )
         return context.movedim(0, -2).reshape(*heads, self.nq, self.value.shape[-1])
+
+    def _weighed(self) -> tuple[Tensor, Tensor, Tensor, str]:
+        """The tempered scores as w · act(a + u), or as w · (a ⊙ u)."""
+        form, temperature = self.form, self.align.temperature_of_softmax
+        assert temperature is not None
+        if isinstance(form, AdditiveForm):
+            assert form.weight is not None
+            return form.a, form.u, form.weight / temperature, form.activation.spec
+        query = form.query
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        weight = torch.full((*query.shape[:-2], query.shape[-1]), form.scale, dtype=dtype, device=query.device)
+        return form.query, form.key, weight / temperature, PRODUCT
+
+    def by_degree(self) -> tuple[EdgeCall, Tensor]:
+        """The same with queries in the order of their degrees, and where each stands: rows of a panel are of about one length then."""
+        edges, rows, places = self.edges.by_degree
+        mask = self.mask
+        assert isinstance(mask, EdgeMask)
+        form: Form
+        if isinstance(self.form, AdditiveForm):
+            form = replace(self.form, a=rows_at(self.form.a, rows))
+        else:
+            bias = self.form.query_bias
+            bias = None if bias is None else rows_at(bias.unsqueeze(-1), rows).squeeze(-1)
+            form = replace(self.form, query=rows_at(self.form.query, rows), query_bias=bias)
+        query = None if self.query is None else rows_at(self.query, rows)
+        return replace(self, form=form, query=query, mask=EdgeMask(mask.allowed, edges), edges=edges, rows=rows), places
+
+
+def panel_by_panel(call: EdgeCall, rows: int) -> Tensor:
+    """The blockwise execution, in panels of so many of the longest rows, and of more where rows are shorter."""
+    if rows >= call.nq or torch.compiler.is_compiling():
+        return blockwise(call, rows)
+    turned, places = call.by_degree()
+    return rows_at(blockwise(turned, rows), places)
 
 
 def _nodes_first(x: Tensor, heads: tuple[int, ...]) -> Tensor:

@@ -39,8 +39,10 @@ def philox(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform(seed: Tensor, lead: tuple[int, ...], features: int | None, i: range, j: range, purpose: int) -> Tensor:
-    """Numbers in (0, 1) of shape (*lead, [features], len(i), len(j)), float32.
+def uniform(
+    seed: Tensor, lead: tuple[int, ...], features: int | None, i: range | Tensor, j: range, purpose: int
+) -> Tensor:
+    """Numbers in (0, 1) of shape (*lead, [features], len(i), len(j)), float32, of queries i and keys j.
 
     Example:
         >>> whole = uniform(torch.tensor([7]), (2,), None, range(3), range(10), SAMPLE)
@@ -53,18 +55,32 @@ def uniform(seed: Tensor, lead: tuple[int, ...], features: int | None, i: range,
         return torch.empty(*lead, *(() if features is None else (wide,)), len(i), 0, device=device)
     first = j.start // 4
     groups = torch.arange(first, (j.stop - 1) // 4 + 1, device=device)
-    rows = torch.arange(i.start, i.stop, device=device)[:, None]
-    feature = torch.arange(wide, device=device)[:, None, None] * _PURPOSES + purpose
+    rows = (i if isinstance(i, Tensor) else torch.arange(i.start, i.stop, device=device))[:, None]
+    feature = purpose_of(purpose, torch.arange(wide, device=device)[:, None, None])
     index = torch.arange(math.prod(lead), device=device)[:, None, None, None]
     # As numbers, not as indices, whose products a compiler for GPUs may take for 32 bits wide.
     nothing = seed & 0
     words = philox(seed, (groups + nothing, rows + nothing, index + nothing, feature + nothing))
     drawn = torch.stack(torch.broadcast_tensors(*words), -1).flatten(-2)
     drawn = drawn[..., j.start - 4 * first : j.stop - 4 * first]
-    # 23 bits and a half step: exactly representable in float32, so never rounded to 0 or 1.
-    numbers = ((drawn >> 9).to(torch.float32) + 0.5) * 2.0**-23
     shape = (*lead, *(() if features is None else (wide,)), len(i), len(j))
-    return numbers.reshape(shape)
+    return numbers(drawn).reshape(shape)
+
+
+def numbers(words: Tensor) -> Tensor:
+    """Numbers in (0, 1) from 32-bit words."""
+    # 23 bits and a half step: exactly representable in float32, so never rounded to 0 or 1.
+    return ((words >> 9).to(torch.float32) + 0.5) * 2.0**-23
+
+
+def least_word(probability: float) -> int:
+    """The smallest 32-bit word whose number is no smaller than a probability, as float32 has it."""
+    return math.ceil(float(torch.tensor(probability, dtype=torch.float32)) * 2.0**23 - 0.5) << 9
+
+
+def purpose_of(purpose: int, feature: Tensor | int = 0) -> Tensor | int:
+    """The part of a counter that says what a number is drawn for."""
+    return feature * _PURPOSES + purpose
 
 
 def gumbel(numbers: Tensor) -> Tensor:
