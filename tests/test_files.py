@@ -10,7 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from regard._files import whole, write_json, write_lines, write_text
+from regard._files import (
+    DamagedError,
+    check_archive,
+    read_tensors,
+    whole,
+    write_json,
+    write_lines,
+    write_tensors,
+    write_text,
+)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
@@ -42,3 +51,48 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
         whole(path, broken)
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     assert path.read_text() == "first"
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
+    written = {
+        "x": torch.randn(3, 5).bfloat16(),
+        "empty": torch.zeros(0, 2),
+        "number": torch.tensor(7),
+        "y": torch.eye(3).bool(),
+    }
+    write_tensors(tmp_path / "some", written, {"who": "me"})
+    found, metadata = read_tensors(tmp_path / "some")
+    assert metadata["who"] == "me"
+    assert found.keys() == written.keys()
+    assert all(torch.equal(found[name], x) and found[name].dtype == x.dtype for name, x in written.items())
+
+
+def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+    path = write_tensors(tmp_path / "some", {"x": torch.randn(4, 4), "y": torch.arange(5)})
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found, metadata = read_tensors(path)
+        except DamagedError:
+            continue
+        # A file without a sum, or with another name for it, is somebody else's.
+        assert "crc32" not in metadata
+        assert found.keys() == {"x", "y"}
+
+
+def test_tensors_without_a_sum_are_read(tmp_path: Path) -> None:
+    save_file({"x": torch.ones(2)}, tmp_path / "theirs")
+    assert torch.equal(read_tensors(tmp_path / "theirs")[0]["x"], torch.ones(2))
+
+
+def test_an_archive_is_checked(tmp_path: Path) -> None:
+    torch.save({"x": torch.randn(50)}, tmp_path / "state")
+    check_archive(tmp_path / "state")
+    whole = bytearray((tmp_path / "state").read_bytes())
+    place = whole.find(torch.load(tmp_path / "state")["x"].numpy().tobytes())
+    whole[place + 7] ^= 4
+    (tmp_path / "state").write_bytes(whole)
+    torch.load(tmp_path / "state")  # which does not notice
+    with pytest.raises(DamagedError, match="has changed since"):
+        check_archive(tmp_path / "state")

@@ -1,13 +1,25 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and say so when they have been damaged since."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Where a file of tensors keeps the sum of their bytes.
+_SUM = "crc32"
+
+
+class DamagedError(ValueError):
+    """A file is not as it was written."""
 
 
 def whole(path: Path, write: Callable[[Path], None]) -> Path:
@@ -51,3 +63,45 @@ def write_json(path: Path, data: Any) -> Path:
 def write_lines(path: Path, rows: list[Any]) -> Path:
     """JSON lines, whole or not at all."""
     return write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
+    """A safetensors file, whole or not at all, with the sum of its bytes: the format itself has none."""
+    from safetensors.torch import save_file
+
+    known = {**(metadata or {}), _SUM: _sum(tensors)}
+    return whole(path, lambda draft: save_file(dict(tensors), draft, metadata=known))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file; one that carries a sum is held to it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise DamagedError(str(error)) from error
+    if metadata.get(_SUM, expected := _sum(tensors)) != expected:
+        raise DamagedError("its bytes have changed since it was written")
+    return tensors, metadata
+
+
+def _sum(tensors: Mapping[str, Tensor]) -> str:
+    import torch
+
+    total = 0
+    for name in sorted(tensors):
+        x = tensors[name].detach().cpu().contiguous()
+        total = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), total)
+        total = zlib.crc32(x.reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
+
+
+def check_archive(path: Path) -> None:
+    """Refuse an archive, such as torch writes, of which a member is not what its sum says: reading one does not look."""
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise DamagedError(f"{damaged} has changed since it was written")

@@ -166,14 +166,33 @@ def command_of(run: Run) -> list[str]:
     return command("--resume", run.folder, "--json")
 
 
-@pytest.mark.parametrize("broken", ["truncated", "foreign", "empty"])
+def flipped(path: Path, x: torch.Tensor) -> bytes:
+    """A file with one bit of a tensor changed."""
+    content = bytearray(path.read_bytes())
+    content[content.find(x.numpy().tobytes())] ^= 1
+    return bytes(content)
+
+
+@pytest.mark.parametrize("broken", ["truncated", "foreign", "empty", "flipped"])
 def test_a_broken_state_is_refused_by_name(tmp_path: Path, broken: str) -> None:
     run = small_run(tmp_path)
     path = run.folder / STATE
-    content = {"truncated": path.read_bytes()[:1000], "foreign": b"not a state", "empty": b""}[broken]
+    some = max(torch.load(path, weights_only=True)["model"].values(), key=torch.Tensor.numel)
+    content = {"truncated": path.read_bytes()[:1000], "foreign": b"not a state", "empty": b""} | {
+        "flipped": flipped(path, some)
+    }
+    content = content[broken]
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"resume: got .*state\.ckpt.*expected a state of this run.*delete"):
         train(run.recipe(), run, progress=False)
+
+
+def test_broken_weights_are_refused_by_name(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    path = run.folder / WEIGHTS
+    path.write_bytes(flipped(path, max(load_file(path).values(), key=torch.Tensor.numel)))
+    with pytest.raises(ValueError, match=r"run: got .*weights\.safetensors: its bytes have changed"):
+        run.model()
 
 
 @pytest.mark.parametrize(

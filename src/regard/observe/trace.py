@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import nearest, refusal
-from regard._files import whole
+from regard._files import DamagedError, read_tensors, write_tensors
 from regard.general.alignments.base import softmax
 from regard.observe.fields import FIELDS, asking, compute, shown
 from regard.ops.blockwise import over_rows
@@ -295,8 +295,6 @@ class Trace:
 
     def save(self, path: str | Path, *fields: str, **with_argument: Any) -> None:
         """Write fields of every call to a safetensors file, whole or not at all; the weights when none are named."""
-        from safetensors.torch import save_file
-
         wanted = dict.fromkeys(fields or (() if with_argument else ("weights",))) | with_argument
         tensors, index = {}, []
         for calls in self._calls.values():
@@ -305,8 +303,7 @@ class Trace:
                 index.append({"path": record.path, "fields": sorted(kept)})
                 for name, x in kept.items():
                     tensors[f"{len(index) - 1}.{name}"] = x.detach().cpu().contiguous()
-        metadata = {"regard_trace": json.dumps(index)}
-        whole(Path(path), lambda draft: save_file(tensors, draft, metadata=metadata))
+        write_tensors(Path(path), tensors, {"regard_trace": json.dumps(index)})
 
 
 def _index(metadata: Mapping[str, str] | None, path: str | Path) -> list[dict[str, Any]]:
@@ -327,19 +324,15 @@ def _index(metadata: Mapping[str, str] | None, path: str | Path) -> list[dict[st
 
 def load_trace(path: str | Path) -> Trace:
     """Read a trace that was saved; it holds the fields it was saved with."""
-    from safetensors import SafetensorError, safe_open
-
     if Path(path).is_dir():
         raise IsADirectoryError(refusal("path", f"the folder {str(path)!r}", "a file written by Trace.save"))
     try:
-        with safe_open(str(path), framework="pt") as file:
-            index = _index(file.metadata(), path)
-            trace = Trace()
-            for number, entry in enumerate(index):
-                fields = {name: file.get_tensor(f"{number}.{name}") for name in entry["fields"]}
-                trace.add(Recorded(entry["path"], None, fields))
-            return trace
-    except SafetensorError as error:
+        tensors, metadata = read_tensors(Path(path))
+        index, trace = _index(metadata, path), Trace()
+        for number, entry in enumerate(index):
+            trace.add(Recorded(entry["path"], None, {name: tensors[f"{number}.{name}"] for name in entry["fields"]}))
+        return trace
+    except (DamagedError, KeyError) as error:
         expected = "a complete safetensors file written by Trace.save"
         raise ValueError(refusal("path", f"{str(path)!r} ({error})", expected)) from error
 

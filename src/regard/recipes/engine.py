@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._errors import missing_extra, refusal
-from regard._files import whole, write_json, write_lines
+from regard._files import check_archive, whole, write_json, write_lines
 from regard.general.alignments import Alignment
 from regard.model import Batch, Example, TaskModel, collate
 from regard.observe import record, reinforce
@@ -407,8 +407,9 @@ def _kept(path: Path) -> dict[str, Any]:
         return {}
     fix = f"Fix: delete {path} to train from the beginning."
     try:
+        check_archive(path)
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has a dozen kinds of errors for a broken file
+    except Exception as error:  # there are a dozen kinds of errors for a broken file
         raise ValueError(refusal("resume", f"{path}: {type(error).__name__}", "a state of this run", fix)) from error
     kinds = {"model": dict, "optimizer": dict, "update": int, "curve": list, "since": int}
     if (

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from regard._errors import refusal
-from regard._files import whole, write_json
+from regard._files import DamagedError, read_tensors, write_json, write_tensors
 from regard._version import __version__
 from regard.model import TaskModel
 from regard.recipes.logs import read_curve
@@ -90,9 +90,6 @@ class Run:
 
     def model(self) -> TaskModel:
         """The model with its best weights."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         path = self.folder / WEIGHTS
         if not path.is_file():
             fix = f"Fix: regard run --resume {self.folder}."
@@ -104,18 +101,17 @@ class Run:
         except (KeyError, TypeError) as error:
             raise ValueError(refusal("run", f"{self.folder / KNOWN}: no {error}", "what the recipe learnt")) from error
         try:
-            model.load_state_dict(load_file(path))
-        except (SafetensorError, RuntimeError) as error:
+            model.load_state_dict(read_tensors(path)[0])
+        except (DamagedError, RuntimeError) as error:
             raise ValueError(refusal("run", f"{path}: {error}", "the weights of this configuration")) from error
         return model.eval()
 
     def save_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Weights, whole or not at all."""
-        from safetensors.torch import save_file
-
         # Copies: tied parameters share their memory, and a file of tensors may not.
-        tensors = {name: x.detach().cpu().clone().contiguous() for name, x in weights.items()}
-        whole(self.folder / WEIGHTS, lambda draft: save_file(tensors, draft))
+        write_tensors(
+            self.folder / WEIGHTS, {name: x.detach().cpu().clone().contiguous() for name, x in weights.items()}
+        )
 
     def curve(self) -> list[dict[str, Any]]:
         """Metrics of every evaluation so far."""
