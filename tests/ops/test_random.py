@@ -12,6 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 import regard as rg
+from regard.ops import random
 from regard.ops.random import DROPOUT, PERMUTE, SAMPLE, SELECT, draw_seed, gumbel, philox, uniform
 
 PURPOSES = [SAMPLE, DROPOUT, SELECT, PERMUTE]
@@ -160,3 +161,18 @@ def test_dropping_everything_leaves_finite_gradients() -> None:
     x = torch.randn(2, 5, 3)
     attend(x, x).sum().backward()
     assert bool((attend.score.W.grad == 0).all())
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-9, 2.0**-24, 3 * 2.0**-24, 0.1, 1 / 3, 0.5, 0.6, 0.999999, 1.0])
+def test_words_are_compared_as_their_numbers_would_be(p):
+    least = random.least_word(p)
+    words = torch.arange(max(0, least - 1025), min(2**32, least + 1025))
+    assert torch.equal(words >= least, random.numbers(words) >= p)
+    drawn_at = torch.tensor([5]), (2,), 3, range(1, 4), range(2, 9), random.DROPOUT
+    assert torch.equal(random.at_least(p, *drawn_at), random.uniform(*drawn_at) >= p)
+
+
+def test_queries_may_come_in_any_order():
+    whole = random.uniform(torch.tensor([5]), (2,), None, range(6), range(7), random.DROPOUT)
+    rows = torch.tensor([4, 0, 5])
+    assert torch.equal(random.uniform(torch.tensor([5]), (2,), None, rows, range(7), random.DROPOUT), whole[:, rows])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.ops.forms import Form, common_shape, product, wide
-from regard.ops.random import DROPOUT, uniform
+from regard.ops.random import DROPOUT, at_least, uniform
 from regard.ops.rule import Rule
 
 Bias = Tensor | Callable[[Tensor, Tensor], Tensor]
@@ -273,15 +273,22 @@ class Tile:
 
     def uniform(self, purpose: int) -> Tensor:
         """Numbers in (0, 1), one for each weight of the tile, the same in whatever tile they are asked for."""
+        return uniform(*self._drawn_at(), purpose)
+
+    def _drawn_at(self) -> tuple[Tensor, tuple[int, ...], int | None, range | Tensor, range]:
+        """What random numbers are a function of: the seed, leading axes, features, queries and keys."""
         call = self.call
         if call.seed is None:
             raise RuntimeError("this call has no seed, but its alignment is random: prepare() must ask for one")
-        i = range(call.first_query + self.i.start, call.first_query + self.i.stop)
         j = range(call.first_key + self.j.start, call.first_key + self.j.stop)
-        return uniform(call.seed, call.lead, call.form.features, i, j, purpose)
+        return call.seed, call.lead, call.form.features, self._queries(), j
+
+    def _queries(self) -> range | Tensor:
+        """The numbers of the tile's queries among those of all ranks."""
+        return range(self.call.first_query + self.i.start, self.call.first_query + self.i.stop)
 
     def keep(self, dtype: torch.dtype) -> Tensor:
         """Dropout factors of the tile: 0 or 1 / (1 - p)."""
         p = self.call.dropout
-        kept = (self.uniform(DROPOUT) >= p).to(dtype)
+        kept = at_least(p, *self._drawn_at(), DROPOUT).to(dtype)
         return kept / (1.0 - p) if p < 1.0 else kept

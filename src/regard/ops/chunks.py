@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.ops.buckets import HOLE, HashedMask
 from regard.ops.fill import where
-from regard.ops.random import DROPOUT, philox
+from regard.ops.random import DROPOUT, least_word, philox
 from regard.ops.ready import loaded
 
 if TYPE_CHECKING:
@@ -152,8 +152,7 @@ class _Plan:
         i, j, row = at % n, of % n, at // n
         words = philox(self.seed, (j // 4, i, row, torch.full_like(i, DROPOUT)))
         word = torch.stack(torch.broadcast_tensors(*words), -1).gather(-1, (j % 4).expand(*words[0].shape)[..., None])
-        drawn = ((word.squeeze(-1) >> 9).to(torch.float32) + 0.5) * 2.0**-23
-        kept = (drawn >= self.dropout).to(dtype)
+        kept = (word.squeeze(-1) >= least_word(self.dropout)).to(dtype)
         return kept / (1.0 - self.dropout) if self.dropout < 1.0 else kept
 
 

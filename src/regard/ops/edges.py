@@ -21,7 +21,6 @@ from regard.ops.blockwise import blockwise
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
 from regard.ops.forms import AdditiveForm, BilinearForm, Form
-from regard.ops.random import uniform
 from regard.ops.segment import PRODUCT, edge_attention, spare_slots
 from regard.ops.segment_layout import Layout, laid_out
 
@@ -219,11 +218,9 @@ class EdgeTile(Tile):
     def mask(self) -> Tensor | None:
         return self.over_features(self.readable)
 
-    def uniform(self, purpose: int) -> Tensor:
-        call, rows = self.call, self.call.rows
-        if rows is None or call.seed is None:
-            return super().uniform(purpose)
-        return uniform(call.seed, call.lead, call.form.features, rows[self.i.start : self.i.stop], self.j, purpose)
+    def _queries(self) -> range | Tensor:
+        rows = self.call.rows
+        return super()._queries() if rows is None else rows[self.i.start : self.i.stop]
 
     def per_key(self, x: Tensor) -> Tensor:
         """What is said of each edge, (..., E), slot by slot; zero where there is none."""

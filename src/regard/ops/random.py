@@ -8,6 +8,7 @@ whatever order, on whatever device, draws the same number for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -50,21 +51,52 @@ def uniform(
         >>> torch.equal(whole[:, 1:, 5:9], tile)
         True
     """
-    device, wide = seed.device, 1 if features is None else features
+    shape = _shape(lead, features, i, j)
     if len(j) == 0:
-        return torch.empty(*lead, *(() if features is None else (wide,)), len(i), 0, device=device)
-    first = j.start // 4
-    groups = torch.arange(first, (j.stop - 1) // 4 + 1, device=device)
+        return torch.empty(shape, device=seed.device)
+    return numbers(_in_order(_words(seed, lead, features, i, j, purpose), j)).reshape(shape)
+
+
+def at_least(
+    p: float, seed: Tensor, lead: tuple[int, ...], features: int | None, i: range | Tensor, j: range, purpose: int
+) -> Tensor:
+    """Which of the numbers of `uniform` are no smaller than a probability; without making them.
+
+    Example:
+        >>> where = torch.tensor([7]), (2,), None, range(3), range(10), DROPOUT
+        >>> torch.equal(at_least(0.3, *where), uniform(*where) >= 0.3)
+        True
+    """
+    shape, least = _shape(lead, features, i, j), least_word(p)
+    if len(j) == 0:
+        return torch.empty(shape, dtype=torch.bool, device=seed.device)
+    return _in_order([word >= least for word in _words(seed, lead, features, i, j, purpose)], j).reshape(shape)
+
+
+def _shape(lead: tuple[int, ...], features: int | None, i: range | Tensor, j: range) -> tuple[int, ...]:
+    return (*lead, *(() if features is None else (features,)), len(i), len(j))
+
+
+def _words(
+    seed: Tensor, lead: tuple[int, ...], features: int | None, i: range | Tensor, j: range, purpose: int
+) -> Sequence[Tensor]:
+    """The four words of every group of keys, (leads, features, queries, groups)."""
+    device = seed.device
+    groups = torch.arange(j.start // 4, (j.stop - 1) // 4 + 1, device=device)
     rows = (i if isinstance(i, Tensor) else torch.arange(i.start, i.stop, device=device))[:, None]
-    feature = purpose_of(purpose, torch.arange(wide, device=device)[:, None, None])
+    feature = purpose_of(purpose, torch.arange(1 if features is None else features, device=device)[:, None, None])
     index = torch.arange(math.prod(lead), device=device)[:, None, None, None]
     # As numbers, not as indices, whose products a compiler for GPUs may take for 32 bits wide.
     nothing = seed & 0
     words = philox(seed, (groups + nothing, rows + nothing, index + nothing, feature + nothing))
-    drawn = torch.stack(torch.broadcast_tensors(*words), -1).flatten(-2)
-    drawn = drawn[..., j.start - 4 * first : j.stop - 4 * first]
-    shape = (*lead, *(() if features is None else (wide,)), len(i), len(j))
-    return numbers(drawn).reshape(shape)
+    whole: list[Tensor] = torch.broadcast_tensors(*words)
+    return whole
+
+
+def _in_order(words: Sequence[Tensor], j: range) -> Tensor:
+    """What is known of words, key by key."""
+    first = j.start // 4 * 4
+    return torch.stack(list(words), -1).flatten(-2)[..., j.start - first : j.stop - first]
 
 
 def numbers(words: Tensor) -> Tensor:
@@ -78,7 +110,7 @@ def least_word(probability: float) -> int:
     return math.ceil(float(torch.tensor(probability, dtype=torch.float32)) * 2.0**23 - 0.5) << 9
 
 
-def purpose_of(purpose: int, feature: Tensor | int = 0) -> Tensor | int:
+def purpose_of(purpose: int, feature: Tensor) -> Tensor:
     """The part of a counter that says what a number is drawn for."""
     return feature * _PURPOSES + purpose
 

@@ -125,7 +125,7 @@ def kept(
         )
         head = torch.arange(heads, device=row.device)
         nothing = torch.zeros((len(row), heads), dtype=torch.long, device=row.device)
-        counter = group[:, None] + nothing, row[:, None] + nothing, head + nothing, nothing + purpose_of(DROPOUT)
+        counter = group[:, None] + nothing, row[:, None] + nothing, head + nothing, purpose_of(DROPOUT, nothing)
         least = least_word(dropout)
         drawn = torch.stack([word >= least for word in philox(seed, counter)], 1).to(dtype)
         drawn = drawn.div_(1.0 - dropout) if dropout < 1.0 else drawn

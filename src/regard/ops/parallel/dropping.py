@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.ops.blockwise import CPU_PANEL_ELEMENTS, GPU_PANEL_ELEMENTS
 from regard.ops.fill import where
 from regard.ops.parallel.ranks import shard_of
-from regard.ops.random import DROPOUT, uniform
+from regard.ops.random import DROPOUT, at_least
 
 
 def dropped_by_place(x: Tensor, p: float) -> Tensor:
@@ -27,5 +27,5 @@ def dropped_by_place(x: Tensor, p: float) -> Tensor:
     rows = max(1, most // max(1, math.prod(lead) * width))
     for i in range(0, n, rows):
         places = range(shard.first_query + i, shard.first_query + min(i + rows, n))
-        keep[..., i : i + rows, :] = uniform(shard.seed, tuple(lead), None, places, range(width), DROPOUT) >= p
+        keep[..., i : i + rows, :] = at_least(p, shard.seed, tuple(lead), None, places, range(width), DROPOUT)
     return where(keep.view(x.shape), x / (1.0 - p) if p < 1.0 else x, 0.0)
