@@ -27,7 +27,11 @@ SCORES: dict[str, Callable[[], rg.Score]] = {
     "additive, multi-dimensional": lambda: rg.Additive(**_WIDTHS, hidden_dim=WIDTH, features=WIDTH),
     "general, multi-dimensional": lambda: rg.General(**_WIDTHS, features=WIDTH),
 }
-EDGE_SCORES = {"additive (GATv2), along edges": "gatv2", "any other, along edges": "scaled-dot"}
+EDGE_SCORES = {
+    "additive (GATv2), along edges": "gatv2",
+    "dot products, along edges": "scaled-dot",
+    "any other, along edges": "negative-l2",
+}
 ALIGNMENTS: dict[str, tuple[Callable[[], rg.Alignment], float]] = {
     "soft": (rg.Soft, 0.0),
     "soft, dropout": (rg.Soft, 0.1),

@@ -94,8 +94,18 @@ def test_every_activation(act: str) -> None:
     check(wide, low, torch.randn(50, 10, device="cuda"), edges_of("sparse", 50))
 
 
-def test_masks_features_of_edges_and_dropout() -> None:
-    wide, low = pair(torch.float32, 20, 4, edge_dim=3, dropout=0.3)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["sparse", "star", "full"])
+def test_dot_products(kind: str, dtype: torch.dtype) -> None:
+    wide, low = pair(dtype, 24, 3, score="scaled-dot")
+    n = 3000 if kind == "sparse" else 600 if kind != "full" else 90
+    torch.manual_seed(1)
+    check(wide, low, torch.randn(n, 24, device="cuda").to(dtype), edges_of(kind, n))
+
+
+@pytest.mark.parametrize("score", ["gatv2", "general"])
+def test_masks_features_of_edges_and_dropout(score: str) -> None:
+    wide, low = pair(torch.float32, 20, 4, edge_dim=3, dropout=0.3, score=score)
     torch.manual_seed(1)
     attr, mask = torch.randn(1000, 3, device="cuda"), torch.rand(1000, device="cuda") > 0.4
     x, edges = torch.randn(200, 20, device="cuda"), edges_of("sparse", 200)

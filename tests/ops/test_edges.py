@@ -128,7 +128,7 @@ def test_which_execution_and_why():
     assert dispatch(align="sparsemax").startswith("blockwise: alignment Sparsemax is not a plain softmax; panels of")
     assert dispatch(score="scaled-dot").startswith("blockwise: dot products under a softmax along edges: one operator")
     assert dispatch(dropout=0.5).startswith("blockwise: additive scores under a softmax along edges: one operator")
-    l2 = "blockwise: the scores are neither additive nor dot products; panels of"
+    l2 = "blockwise: the scores along edges are neither additive nor dot products; panels of"
     assert dispatch(score="negative-l2").startswith(l2)
     call = recorded(rg.GraphAttention(4, 2), torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]]))
     assert str(choose(call, "auto")) == "dense: small enough for the equation itself"

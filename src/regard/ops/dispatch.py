@@ -172,8 +172,9 @@ def _described(call: Call) -> str:
 
 
 def _along_edges(call: EdgeCall) -> Dispatch:
+    score = "additive scores" if isinstance(call.form, AdditiveForm) else "dot products"
     if why_not_fused(call) is None and not transformed():
-        return Dispatch("fused", "additive scores under a softmax along edges: our kernel")
+        return Dispatch("fused", f"{score} under a softmax along edges: our kernel")
     reason = call.why_not_segment()
     # How many slots a row needs is known only by looking at the edges, which would break a graph.
     if reason is None and torch.compiler.is_compiling():
@@ -183,7 +184,6 @@ def _along_edges(call: EdgeCall) -> Dispatch:
     if _is_small(call):
         return Dispatch("dense", "small enough for the equation itself")
     if reason is None:
-        score = "additive scores" if isinstance(call.form, AdditiveForm) else "dot products"
         return Dispatch(
             "blockwise", f"{score} under a softmax along edges: one operator, by panels of about one degree"
         )

@@ -20,7 +20,7 @@ from regard._errors import refusal
 from regard.ops.blockwise import blockwise
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
-from regard.ops.forms import AdditiveForm, BilinearForm, Form
+from regard.ops.forms import AdditiveForm, BilinearForm, Form, wide
 from regard.ops.segment import PRODUCT, edge_attention, spare_slots
 from regard.ops.segment_layout import Layout, laid_out
 
@@ -328,14 +328,11 @@ class EdgeCall(Call):
 
     def why_not_segment(self) -> str | None:
         """The reason why the operator for soft attention does not compute this call, or None."""
-        form = self.form
-        if form.multi:
-            return "multi-dimensional weights"
-        if isinstance(form, BilinearForm):
-            if not form.is_plain or any(x is not None for x in (form.offset, form.query_bias, form.key_bias)):
-                return "the scores are neither additive nor dot products"
-        elif form.weight is None or form.activation.derivative is None:
-            return f"activation {form.activation.spec!r} has no known derivative"
+        reason = self.why_not_weighed()
+        if reason is not None:
+            return reason
+        if isinstance(self.form, AdditiveForm) and self.form.activation.derivative is None:
+            return f"activation {self.form.activation.spec!r} has no known derivative"
         if self.align.temperature_of_softmax is None:
             return f"alignment {type(self.align).__name__} is not a plain softmax"
         allowed = None if self.mask is None else self.mask.keys(self.device)
@@ -351,11 +348,12 @@ class EdgeCall(Call):
         # Dropout is drawn by place: edges that may not be read keep theirs then, and are empty.
         in_place = self.dropout > 0.0 and self.mask.allowed is not None
         edges, heads = self.edges if in_place else self.mask.kept(), self.lead
-        a, u, weight, act = self._weighed()
-        dtype = torch.promote_types(torch.promote_types(a.dtype, u.dtype), weight.dtype)
+        a, u, weight, act = self.weighed()
+        dtype = torch.promote_types(a.dtype, u.dtype)
+        dtype = torch.float64 if weight.dtype == torch.float64 else dtype
         # Where keys are values they are gathered once.
         same = self.value is u and not self.by_edge
-        a, u, value = (_nodes_first(x.to(dtype), heads) for x in (a, u, self.value))
+        a, u, value = (nodes_first(x.to(dtype), heads) for x in (a, u, self.value))
         weight = weight.to(dtype).expand(*heads, -1).flatten(0, -2)
         traced = torch.compiler.is_compiling()
         source = edges.source[edges.order] if traced else edges.ends[0]
@@ -379,17 +377,30 @@ class EdgeCall(Call):
         )
         return context.movedim(0, -2).reshape(*heads, self.nq, self.value.shape[-1])
 
-    def _weighed(self) -> tuple[Tensor, Tensor, Tensor, str]:
-        """The tempered scores as w · act(a + u), or as w · (a ⊙ u)."""
+    def why_not_weighed(self) -> str | None:
+        """The reason why the scores are not a weighed sum over a hidden layer, or None."""
+        form = self.form
+        if form.multi:
+            return "multi-dimensional weights"
+        if isinstance(form, AdditiveForm):
+            return None
+        plain = form.is_plain and all(x is None for x in (form.offset, form.query_bias, form.key_bias))
+        return None if plain else "the scores along edges are neither additive nor dot products"
+
+    def weighed(self) -> tuple[Tensor, Tensor, Tensor, str]:
+        """The tempered scores as w · act(a + u), or as w · (a ⊙ u): a, u, w in float32 or wider, and which."""
         form, temperature = self.form, self.align.temperature_of_softmax
         assert temperature is not None
         if isinstance(form, AdditiveForm):
             assert form.weight is not None
-            return form.a, form.u, form.weight / temperature, form.activation.spec
-        query = form.query
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        weight = torch.full((*query.shape[:-2], query.shape[-1]), form.scale, dtype=dtype, device=query.device)
-        return form.query, form.key, weight / temperature, PRODUCT
+            a, u, weight, act = form.a, form.u, wide(form.weight), form.activation.spec
+        else:
+            a, u, act = form.query, form.key, PRODUCT
+            dtype = torch.promote_types(a.dtype, torch.float32)
+            weight = torch.full((*a.shape[:-2], a.shape[-1]), form.scale, dtype=dtype, device=a.device)
+        if isinstance(temperature, Tensor) or temperature != 1.0:
+            weight = weight / temperature
+        return a, u, weight, act
 
     def by_degree(self) -> tuple[EdgeCall, Tensor]:
         """The same with queries in the order of their degrees, and where each stands: rows of a panel are of about one length then."""
@@ -415,7 +426,7 @@ def panel_by_panel(call: EdgeCall, rows: int) -> Tensor:
     return rows_at(blockwise(turned, rows), places)
 
 
-def _nodes_first(x: Tensor, heads: tuple[int, ...]) -> Tensor:
+def nodes_first(x: Tensor, heads: tuple[int, ...]) -> Tensor:
     """(..., N, d) to (N, H, d)."""
     return x.expand(*heads, *x.shape[-2:]).reshape(math.prod(heads), *x.shape[-2:]).movedim(-2, 0)
 

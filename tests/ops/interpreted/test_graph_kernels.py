@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.ops import edge_kernel
+from regard.ops import edge_kernel, segment
 from regard.ops.edges import EdgeCall, EdgeMask, Edges
-from regard.ops.forms import AdditiveForm
+from regard.ops.forms import AdditiveForm, BilinearForm, Form
 from regard.ops.ready import kernel_problem
-from regard.ops.triton import graph_attend
+from regard.ops.triton import graph, graph_attend
 from tests.ops.autograd_cases import check_gradients
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -58,8 +58,13 @@ class Case:
         allowed = None if shape is None else torch.rand(shape) > 0.4
         from regard.ops.activations import activation
 
+        if self.act == graph.PRODUCT:
+            # Scores have no weights of their own: those of the case are in the queries.
+            form: Form = BilinearForm(x["a"] * x["weight"].unsqueeze(-2), x["u"], scale=0.7)
+        else:
+            form = AdditiveForm(x["a"], x["u"], x["weight"], activation(self.act))
         return EdgeCall(
-            form=AdditiveForm(x["a"], x["u"], x["weight"], activation(self.act)),
+            form=form,
             value=x.get("value", x["u"]),
             align=rg.Soft(self.temperature),
             query=None,
@@ -82,6 +87,7 @@ def with_gradients(function, inputs: dict[str, Tensor], grad: Tensor) -> dict[st
 
 def by_kernel(case: Case, edges: Edges, x: dict[str, Tensor]) -> Tensor:
     assert kernel_problem("graph_attend", case.act) == ""
+    assert graph.PRODUCT == segment.PRODUCT
     return edge_kernel.edge_attention_by_kernel(case.call(edges, x))
 
 
@@ -118,6 +124,12 @@ CASES = {
     "one edge": Case(edges=1, heads=1, width=1, value_width=1),
     "one query of many edges": Case(nq=1, edges=150, heads=2),
     "more heads than a tile holds": Case(heads=5, width=600, value_width=513, edges=20, nq=5, nodes=3),
+    "dot products": Case(act="product"),
+    "dot products, keys are values, dropout": Case(act="product", shared=True, dropout=0.3),
+    "dot products, a key of each edge, a mask": Case(
+        act="product", by_edge=True, edges=31, mask="heads", temperature=0.6
+    ),
+    "dot products, bfloat16": Case(act="product", dtype=BF16),
     "float16": Case(dtype=F16, shared=True),
     "bfloat16": Case(dtype=BF16),
 }

@@ -1,4 +1,4 @@
-r"""Additive soft attention along edges, on a GPU: a program for each query, which reads its own edges; nothing of edges x width is kept.
+r"""Soft attention along edges, on a GPU: a program for each query, which reads its own edges; nothing of edges x width is kept.
 
 $$e_{ij} = w \cdot \mathrm{act}(a_i + u_j), \qquad \alpha_{ij} = e^{e_{ij} - L_i}, \qquad c_i = \sum_{j \in N(i)} r_{ij}\, \alpha_{ij} v_j$$
 
@@ -8,6 +8,8 @@ $$\delta_{ij} = \alpha_{ij} (r_{ij}\, g_i \cdot v_j - g_i \cdot c_i), \qquad da_
   dw = \sum_{ij} \delta_{ij}\, \mathrm{act}(z_{ij})$$
 
 $$du_j = w \odot \sum_i \delta_{ij}\, \mathrm{act}'(z_{ij}), \qquad dv_j = \sum_i r_{ij}\, \alpha_{ij}\, g_i$$
+
+Dot products are $e_{ij} = w \cdot (a_i \odot u_j)$; there $da_i$ has $u_j$ and $du_j$ has $a_i$ where $\mathrm{act}'$ stands.
 
 The first line is computed by queries, which leave $\delta$ and $r\alpha$ of their edges, two numbers an edge and head; the second by
 keys, which find their edges through the transposed order. No atomics: every sum has one owner and one order.
@@ -28,6 +30,9 @@ from regard.ops.triton.activate import code_of, exp2, value, value_and_slope
 from regard.ops.triton.align import FOR_DROPOUT, keep, uniform
 from regard.ops.triton.launching import cdiv, power_of_2, quick
 
+# In place of an activation: the hidden layer is the product of query and key.
+PRODUCT = "product"
+PRODUCT_CODE = tl.constexpr(-1)
 LOG2E = tl.constexpr(1.4426950408889634)
 # Numbers of a tile: enough to keep loads in flight, few enough for the registers.
 TILE = 4096
@@ -47,6 +52,32 @@ def _row(X, row, h, c, H, C):
     """One row of X as (heads, width)."""
     inside = (h < H)[:, None] & (c < C)[None, :]
     return tl.load(X + row * (H * C) + h[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+
+
+def _code(act: str) -> tuple[int, float]:
+    """Code and slope below zero."""
+    return (PRODUCT_CODE.value, 0.0) if act == PRODUCT else code_of(act)[:2]
+
+
+@triton.jit
+def _hidden(a, u, ACT: tl.constexpr, slope, DEVICE: tl.constexpr):
+    """The hidden layer of pairs."""
+    if ACT == PRODUCT_CODE:
+        y = a * u
+    else:
+        y = value(a + u, ACT, slope, False, DEVICE)
+    return y
+
+
+@triton.jit
+def _hidden_and_slopes(a, u, ACT: tl.constexpr, slope, DEVICE: tl.constexpr):
+    """The hidden layer of pairs, and its derivatives by query and by key."""
+    if ACT == PRODUCT_CODE:
+        y, by_query, by_key = a * u, u, a
+    else:
+        y, by_query = value_and_slope(a + u, ACT, slope, DEVICE)
+        by_key = by_query
+    return y, by_query, by_key
 
 
 @triton.jit
@@ -88,7 +119,7 @@ def forward_kernel(
         e = first + tl.arange(0, BE)
         ok = _readable(MASK, e, end, h, smh, H, HAS_MASK)
         u = _rows(U, tl.load(KEYS + e, mask=e < end, other=0), ok, h, d, H, D)
-        s = tl.sum(value(a[None, :, :] + u, ACT, slope, False, DEVICE) * w[None, :, :], 2) * LOG2E
+        s = tl.sum(_hidden(a[None, :, :], u, ACT, slope, DEVICE) * w[None, :, :], 2) * LOG2E
         s = tl.where(ok, s, float("-inf"))
         new = tl.maximum(top, tl.max(s, 0))
         safe = tl.where(new == float("-inf"), 0.0, new)
@@ -135,7 +166,7 @@ def query_grad_kernel(
             e = first + tl.arange(0, BE)
             ok = _readable(MASK, e, end, h, smh, H, HAS_MASK)
             u = _rows(U, tl.load(KEYS + e, mask=e < end, other=0), ok, h, d, H, D)
-            y, t = value_and_slope(a[None, :, :] + u, ACT, slope, DEVICE)
+            y, t, _ = _hidden_and_slopes(a[None, :, :], u, ACT, slope, DEVICE)
             s = tl.sum(y * w[None, :, :], 2) * LOG2E
             p = tl.where(ok, exp2(s - lse[None, :], DEVICE), 0.0)
             if SHARED:
@@ -177,7 +208,8 @@ def key_grad_kernel(
         at = place[:, None] * H + h[None, :]
         if OF_KEYS:
             delta = tl.load(DELTA + at, mask=there, other=0.0)
-            y, t = value_and_slope(_rows(A, target, there, h, d, H, D) + u[None, :, :], ACT, slope, DEVICE)
+            a = _rows(A, target, there, h, d, H, D)
+            _, _, t = _hidden_and_slopes(a, u[None, :, :], ACT, slope, DEVICE)
             # An edge that is not read teaches nothing, whatever its ends hold.
             du += tl.sum(tl.where((delta != 0)[:, :, None], delta[:, :, None] * t, 0.0), 0)
         if OF_VALUES:
@@ -234,11 +266,11 @@ class Operands(NamedTuple):
 
     def numbers(self) -> tuple[int, float, float]:
         step = 0 if self.mask is None or self.mask.shape[0] == 1 else self.mask.stride(0)
-        return step, code_of(self.act)[1], self.dropout
+        return step, _code(self.act)[1], self.dropout
 
     def flags(self) -> dict[str, object]:
         return {
-            "ACT": code_of(self.act)[0], "SHARED": self.value is None, "HAS_MASK": self.mask is not None,
+            "ACT": _code(self.act)[0], "SHARED": self.value is None, "HAS_MASK": self.mask is not None,
             "DROP": self.seed is not None, "DEVICE": self.a.device.type == "cuda",
         }  # fmt: skip
 
@@ -320,9 +352,9 @@ def backward(x: Operands, context: Tensor, lse: Tensor, grad: Tensor) -> tuple[T
         rows = len(bounds) - 1
         if rows == 0:
             continue
-        flags = {"ACT": code_of(x.act)[0], "SHARED": x.value is None, "DEVICE": device.type == "cuda"}
+        flags = {"ACT": _code(x.act)[0], "SHARED": x.value is None, "DEVICE": device.type == "cuda"}
         key_grad_kernel[(rows, groups)](
-            x.a, x.u, x.weight, grad, x.targets, order, bounds, delta, alpha, du, dvalue, code_of(x.act)[1],
+            x.a, x.u, x.weight, grad, x.targets, order, bounds, delta, alpha, du, dvalue, _code(x.act)[1],
             heads, width, x.width, OF_KEYS=of_keys, OF_VALUES=of_values, **flags, **x.tile(rows),
         )  # fmt: skip
     return da, du, dvalue, dw.sum(0).to(dtype_of_weight)

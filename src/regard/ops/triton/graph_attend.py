@@ -1,4 +1,4 @@
-"""Additive soft attention along edges as one registered operator."""
+"""Soft attention along edges as one registered operator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from regard.ops.triton.graph import Operands
 
 
 def supports(act: str) -> bool:
-    """Whether the kernel knows an activation."""
-    return activate.supports(act) and not act.startswith("tanh:")
+    """Whether the kernel knows an activation, or the product in place of one."""
+    return act == graph.PRODUCT or (activate.supports(act) and not act.startswith("tanh:"))
 
 
 _library = torch.library.Library("regard", "FRAGMENT")
