@@ -75,6 +75,10 @@ class Bound:
         """Whether any of these queries may attend any of these keys; False only where that is sure without looking."""
         return True
 
+    def span(self, i: range) -> range:
+        """Keys outside of which none of these queries may attend any, as far as that is sure without looking."""
+        return range(self.sizes.n)
+
     def part(self, i: range, j: range) -> Bound:
         """Some queries of this rank beside some keys of all ranks."""
         got = f"{type(self).__name__.strip('_')}, a mask of what one rank holds"
@@ -249,6 +253,10 @@ class BoundBand(Bound):
         nearest, farthest = j[0] - i[-1] - self.offset, j[-1] - i[0] - self.offset
         return farthest >= self.low and nearest <= self.high
 
+    def span(self, i: range) -> range:
+        end = i.stop + self.offset + self.high if i else 0
+        return between(i.start + self.offset + self.low, end, self.sizes.n)
+
     def keys(self, device: torch.device) -> Tensor:
         j = torch.arange(self.sizes.n, device=device)
         first = (j - self.high).clamp(min=self.offset)
@@ -333,6 +341,10 @@ class BoundBoth(Bound):
     def meets(self, i: range, j: range) -> bool:
         return self.left.meets(i, j) and self.right.meets(i, j)
 
+    def span(self, i: range) -> range:
+        left, right = self.left.span(i), self.right.span(i)
+        return between(max(left.start, right.start), min(left.stop, right.stop), self.sizes.n)
+
     def keys(self, device: torch.device) -> Tensor | None:
         band, keys = self._band_and_keys()
         if band is None or keys is None:
@@ -406,6 +418,12 @@ class BoundEither(Bound):
     def meets(self, i: range, j: range) -> bool:
         return self.left.meets(i, j) or self.right.meets(i, j)
 
+    def span(self, i: range) -> range:
+        left, right = self.left.span(i), self.right.span(i)
+        if not left or not right:
+            return left or right
+        return range(min(left.start, right.start), max(left.stop, right.stop))
+
     def keys(self, device: torch.device) -> Tensor | None:
         return _either(self.left.keys(device), self.right.keys(device))
 
@@ -415,6 +433,12 @@ class BoundEither(Bound):
 
 def _either(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     return None if left is None or right is None else left | right
+
+
+def between(first: float, end: float, n: int) -> range:
+    """The keys from the first up to the end, of so many."""
+    start = int(max(0, min(first, n)))
+    return range(start, int(max(start, min(end, n))))
 
 
 def broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:

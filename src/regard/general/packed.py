@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.general.bound import Bound, BoundBand, Sizes
+from regard.general.bound import Bound, BoundBand, Sizes, between
 from regard.general.masks import Mask
 from regard.ops.fill import where
 from regard.ops.packed import Pieces
@@ -108,8 +108,12 @@ class _BoundPacked(Bound):
         return (key >= first) & (key < end)
 
     def meets(self, i: range, j: range) -> bool:
-        if not i or not j:
-            return False
+        span = self.span(i)
+        return bool(span) and bool(j) and max(span.start, j[0]) <= min(span[-1], j[-1])
+
+    def span(self, i: range) -> range:
+        if not i:
+            return range(0)
         queries, keys = ((0, *accumulate(lengths)) for lengths in (self.sequences.queries, self.sequences.keys))
         first, last = (bisect_right(queries, row) - 1 for row in (i[0], i[-1]))
         # Where the first and the last of these queries stand, each aligned with the keys at the end of its sequence.
@@ -118,7 +122,7 @@ class _BoundPacked(Bound):
         if first < last:
             # What lies between reads from the end of the first sequence up to the start of the last.
             low, high = min(low, keys[first + 1]), max(high, keys[last] - 1)
-        return max(low, j[0]) <= min(high, j[-1])
+        return between(low, high + 1, self.sizes.n)
 
     def keys(self, device: torch.device) -> Tensor:
         # A key has an interval of queries, likewise.

@@ -19,17 +19,24 @@ from regard.ops.call import Asked, Call, Tile
 from regard.ops.dispatch import autocasting, rows_of_panel, wants_dense
 from regard.ops.edges import EdgeCall, EdgeTile
 from regard.ops.fill import where
+from regard.ops.near import beside, span
 from regard.ops.summaries import can_summarise, summarised
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Complete rows of a call: scores before the mask, the mask, and the weights."""
+    """Complete rows of a call, but for keys that none of them may attend: scores before the mask, the mask, and the weights."""
 
     tile: Tile
-    scores: Tensor  # (..., [F], rows, N)
+    scores: Tensor  # (..., [F], rows, keys)
     mask: Tensor | None
-    weights: Tensor  # (..., [F], rows, N)
+    weights: Tensor  # (..., [F], rows, keys)
+
+    def of_all_keys(self, x: Tensor) -> Tensor:
+        """What is said of the keys here, (..., keys), with zeros for the others."""
+        j, n = self.tile.j, self.tile.call.n
+        beyond = (j.start, n - j.stop)
+        return torch.nn.functional.pad(x, beyond) if any(beyond) and not isinstance(self.tile, EdgeTile) else x
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ def log_sum_exp(rows: Rows, _: Any) -> Tensor:
 
 def expected_position(rows: Rows, _: Any) -> Tensor:
     """Mean index of the key that is read, by weight; NaN where nothing is."""
-    position = torch.arange(rows.weights.shape[-1], device=rows.weights.device, dtype=rows.weights.dtype)
+    j = rows.tile.j
+    position = torch.arange(j.start, j.stop, device=rows.weights.device, dtype=rows.weights.dtype)
     return (rows.weights * position).sum(-1) / rows.weights.sum(-1)
 
 
@@ -92,11 +100,13 @@ def topk(rows: Rows, k: int) -> Tensor:
 
 def mass_received(rows: Rows, _: Any) -> Tensor:
     """Weight that each key receives from these queries."""
-    return rows.weights.sum(-2)
+    return rows.of_all_keys(rows.weights.sum(-2))
 
 
+# Of scores nobody may leave any out.
+OF_ALL_PAIRS = ("scores",)
 FIELDS: Mapping[str, Field] = {
-    "weights": Field(lambda rows, _: rows.weights, -2),
+    "weights": Field(lambda rows, _: rows.of_all_keys(rows.weights), -2),
     "scores": Field(lambda rows, _: rows.scores, -2),
     "entropy": Field(entropy, -1),
     "log_sum_exp": Field(log_sum_exp, -1),
@@ -161,10 +171,17 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     if summed is not None:
         return {name: shown(call, x, fields[name][0].axis) for name, x in summed.items()}
 
+    all_keys = not tiled or any(name in fields for name in OF_ALL_PAIRS)
+    least = max((k for name, (_, k) in fields.items() if name == "topk"), default=0)
+
     def panel(i: range) -> tuple[Tensor, ...]:
-        tile = call.tile(i)
-        scores, mask = call.scores(i, tiled=tiled), tile.mask()
-        weights = call.align.weights(scores, mask, tile)
+        j = range(call.n) if all_keys else with_least(span(call, i), least, call.n)
+        near = beside(call, j)
+        scores, tile_there = near.scores(i, tiled=tiled), near.tile(i)
+        mask = tile_there.mask()
+        weights = near.align.weights(scores, mask, tile_there)
+        # What is asked of them counts keys from the first of all.
+        tile = call.tile(i) if near is call else call.tile(i, j)
         # Every field has the leading axes of the call, also where its operands only broadcast to them.
         features = () if call.form.features is None else (call.form.features,)
         shape = (*call.lead, *features, len(i), len(tile.j))
@@ -172,7 +189,7 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
         return tuple(field.of_rows(rows, argument) for field, argument in fields.values())
 
     with asking(call):
-        parts = over_rows(call, panel, rows_of_panel(call) if tiled else call.nq)
+        parts = over_rows(call, panel, rows_of_panel(call, near=not all_keys) if tiled else call.nq)
     results = {}
     for (name, (field, _)), found in zip(fields.items(), zip(*parts, strict=True), strict=True):
         whole = sum(found[1:], found[0]) if field.axis is None else torch.cat(found, field.axis)
@@ -180,6 +197,12 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
             whole = call.in_order(whole)
         results[name] = shown(call, whole, field.axis)
     return results
+
+
+def with_least(j: range, least: int, n: int) -> range:
+    """Keys and some beside them, so that there are at least so many, if there are."""
+    stop = min(max(j.stop, j.start + least), n)
+    return range(max(min(j.start, stop - least), 0), stop)
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class Replaced(Alignment):
 class Uniform(Replaced):
     """The same weight for every key that may be attended: mean pooling."""
 
+    is_rowwise = True
+
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         return softmax(torch.zeros_like(scores), readable(scores, mask))
 
@@ -71,9 +73,7 @@ class Shuffling(Replaced):
 
     def noise(self, scores: Tensor, tile: Tile) -> Tensor:
         """A number in (0, 1) for each weight."""
-        call = tile.call
-        drawn = uniform(self.seed, call.lead, call.form.features, tile.i, tile.j, PERMUTE)
-        return drawn.to(scores.dtype)
+        return uniform(self.seed, *tile.places(), PERMUTE).to(scores.dtype)
 
 
 class Permuted(Shuffling):
@@ -99,6 +99,10 @@ class Random(Shuffling):
 
 class Frozen(Replaced):
     """The original weights, as constants."""
+
+    @property
+    def is_rowwise(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.original, "is_rowwise", False))
 
     def weights(self, scores: Tensor, mask: Tensor | None, tile: Tile) -> Tensor:
         return self.original_weights(scores, mask, tile).detach()

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.ops.call import Call
 from regard.ops.heap import return_freed_memory
+from regard.ops.near import beside, grown, span
 
 T = TypeVar("T")
 
@@ -27,9 +28,15 @@ LARGE_PANEL_ELEMENTS = 1 << 19
 
 
 def panel_rows(call: Call) -> int:
-    """Query rows of one panel."""
+    """Query rows of one panel, beside all keys."""
     budget = CPU_PANEL_ELEMENTS if call.device_type == "cpu" else GPU_PANEL_ELEMENTS
     return max(1, budget // max(1, math.prod(call.lead) * call.row_elements))
+
+
+def near_rows(call: Call) -> int:
+    """Query rows of one panel, beside the keys that they may attend."""
+    rows = panel_rows(call)
+    return rows if rows >= call.nq else grown(call, rows)
 
 
 def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -> list[T]:
@@ -40,7 +47,19 @@ def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -
     rows = panel_rows(call) if rows is None else rows
     if rows >= call.nq:
         return [part(range(call.nq))]
-    return [recomputed(part, i) for i in panels(call, rows)]
+    tidy = _tidy(call, rows)
+    found = []
+    for k, i in enumerate(panels(call, rows)):
+        if tidy and k % 2 == 0:
+            return_freed_memory()
+        found.append(recomputed(part, i))
+    return found
+
+
+def _tidy(call: Call, rows: int) -> bool:
+    """Whether the temporaries of panels are worth giving back to the system."""
+    elements = math.prod(call.lead) * rows * call.row_elements
+    return call.device.type == "cpu" and elements >= LARGE_PANEL_ELEMENTS and not torch.compiler.is_compiling()
 
 
 def panels(call: Call, rows: int) -> list[range]:
@@ -63,19 +82,18 @@ def wide_dtype(call: Call) -> torch.dtype:
 
 def blockwise(call: Call, rows: int | None = None) -> Tensor:
     """Attend panel by panel."""
-    rows = panel_rows(call) if rows is None else rows
+    rows = near_rows(call) if rows is None else rows
     if rows >= call.nq:
         return call.read(call.weights(tiled=True))
-    compiling = torch.compiler.is_compiling()
-    elements = math.prod(call.lead) * rows * call.row_elements
-    tidy = call.device.type == "cpu" and elements >= LARGE_PANEL_ELEMENTS and not compiling
+    tidy = _tidy(call, rows)
 
     def attend(i: range) -> Tensor:
         if tidy and i.start // rows % 2 == 0:
             return_freed_memory()
-        return call.read(call.weights(i, tiled=True), i)
+        near = beside(call, span(call, i))
+        return near.read(near.weights(i, tiled=True), i)
 
-    if compiling:
+    if torch.compiler.is_compiling():
         return torch.cat(over_rows(call, attend, rows), -2)
     # Each panel is written to its place at once: results that wait between the large temporaries of the panels would keep
     # their memory from being reused.

@@ -269,26 +269,30 @@ class Tile:
 
     def key_of(self, column: Tensor) -> Tensor:
         """The keys in some columns (..., len(i), k) of the tile."""
-        return column
+        return column + self.j.start if self.j.start else column
 
     def uniform(self, purpose: int) -> Tensor:
         """Numbers in (0, 1), one for each weight of the tile, the same in whatever tile they are asked for."""
-        return uniform(*self._drawn_at(), purpose)
+        return uniform(self._seed(), *self.places(), purpose)
 
-    def _drawn_at(self) -> tuple[Tensor, tuple[int, ...], int | None, range | Tensor, range]:
-        """What random numbers are a function of: the seed, leading axes, features, queries and keys."""
+    def places(self) -> tuple[tuple[int, ...], int | None, range | Tensor, range]:
+        """What random numbers are a function of, beside a seed: leading axes, features, queries and keys, among those of all ranks."""
         call = self.call
-        if call.seed is None:
-            raise RuntimeError("this call has no seed, but its alignment is random: prepare() must ask for one")
         j = range(call.first_key + self.j.start, call.first_key + self.j.stop)
-        return call.seed, call.lead, call.form.features, self._queries(), j
+        return call.lead, call.form.features, self.queries(), j
 
-    def _queries(self) -> range | Tensor:
+    def queries(self) -> range | Tensor:
         """The numbers of the tile's queries among those of all ranks."""
         return range(self.call.first_query + self.i.start, self.call.first_query + self.i.stop)
+
+    def _seed(self) -> Tensor:
+        seed = self.call.seed
+        if seed is None:
+            raise RuntimeError("this call has no seed, but its alignment is random: prepare() must ask for one")
+        return seed
 
     def keep(self, dtype: torch.dtype) -> Tensor:
         """Dropout factors of the tile: 0 or 1 / (1 - p)."""
         p = self.call.dropout
-        kept = at_least(p, *self._drawn_at(), DROPOUT).to(dtype)
+        kept = at_least(p, self._seed(), *self.places(), DROPOUT).to(dtype)
         return kept / (1.0 - p) if p < 1.0 else kept

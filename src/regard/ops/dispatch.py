@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard._errors import nearest, refusal
 from regard.ops.banded import banded, why_not_banded
-from regard.ops.blockwise import blockwise, panel_rows
+from regard.ops.blockwise import blockwise, near_rows, panel_rows
 from regard.ops.call import Call
 from regard.ops.dense import dense
 from regard.ops.edges import EdgeCall, panel_by_panel
@@ -157,7 +157,7 @@ def _alone(call: Call, impl: str) -> Dispatch:
 
 
 def _panels(call: Call) -> str:
-    rows = rows_of_panel(call)
+    rows = rows_of_panel(call, near=True)
     return f"{math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows"
 
 
@@ -190,10 +190,12 @@ def _along_edges(call: EdgeCall) -> Dispatch:
     return Dispatch("blockwise", f"{reason}; panels of {rows_of_panel(call)} of the longest rows")
 
 
-def rows_of_panel(call: Call) -> int:
-    """Query rows of a blockwise panel: as many as were asked for, or as many as fit."""
+def rows_of_panel(call: Call, near: bool = False) -> int:
+    """Query rows of a blockwise panel: as many as were asked for, or as many as fit, beside all keys or those `near` to them."""
     asked = _asked_rows()
-    return panel_rows(call) if asked is None else asked
+    if asked is not None:
+        return asked
+    return near_rows(call) if near else panel_rows(call)
 
 
 def _asked_rows() -> int | None:
@@ -247,7 +249,7 @@ def _run(call: Call, path: str) -> Tensor:
             if call.why_not_segment() is None
             else panel_by_panel(call, rows_of_panel(call))
         )
-    return blockwise(call, rows_of_panel(call))
+    return blockwise(call, rows_of_panel(call, near=True))
 
 
 def _shared(call: ShardedCall, impl: str) -> Tensor:

@@ -218,9 +218,9 @@ class EdgeTile(Tile):
     def mask(self) -> Tensor | None:
         return self.over_features(self.readable)
 
-    def _queries(self) -> range | Tensor:
+    def queries(self) -> range | Tensor:
         rows = self.call.rows
-        return super()._queries() if rows is None else rows[self.i.start : self.i.stop]
+        return super().queries() if rows is None else rows[self.i.start : self.i.stop]
 
     def per_key(self, x: Tensor) -> Tensor:
         """What is said of each edge, (..., E), slot by slot; zero where there is none."""

@@ -25,10 +25,13 @@ from regard.ops.fill import kept, where
 from regard.ops.forms import BilinearForm
 from regard.ops.kernels import additive_kernel, by_panels, mapped, why_not_kernel
 from regard.ops.multi import multi_kernel, why_not_multi
+from regard.ops.near import span
 from regard.ops.transforms import beyond_first, transformed
 
 # Above this a mask or bias that must be written out makes the call quadratic in memory: blockwise is better.
 WRITTEN_MASK_ELEMENTS = 1 << 26
+# From here on panels beside the keys that they reach are worth it, where those are so many times fewer than all.
+WORTH_A_PANEL, NARROW, NARROW_ROWS = 1 << 20, 4, 64
 # On a GPU the library has kernels for vectors of so many numbers and multiples, and writes all pairs out for others.
 WIDTHS_OF_DEVICE = 8
 
@@ -71,9 +74,17 @@ def why_not_worthwhile(call: Call) -> str | None:
         written = max(math.prod(allowed or ()), _bias_elements(call))
         if written > WRITTEN_MASK_ELEMENTS and not by_panels(call):
             return f"a mask or bias of {written} elements would have to be written out"
+        if call.device_type == "cpu" and written >= WORTH_A_PANEL and _is_narrow(call):
+            return "few keys near each query: panels beside them"
     if 0 in call.form.sizes or 0 in call.lead:
         return "an empty axis"
     return None
+
+
+def _is_narrow(call: Call) -> bool:
+    """Whether queries in the middle of a long input may attend few of its keys."""
+    middle = call.nq // 2
+    return NARROW * len(span(call, range(middle, min(middle + NARROW_ROWS, call.nq)))) <= call.n
 
 
 def fused(call: Call, rows: int | None = None) -> Tensor:

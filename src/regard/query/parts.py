@@ -106,6 +106,9 @@ class _BoundFilled(Bound):
     def meets(self, i: range, j: range) -> bool:
         return self.bound.meets(i, j)
 
+    def span(self, i: range) -> range:
+        return self.bound.span(i)
+
     def part(self, i: range, j: range) -> Bound:
         # A query that may attend nothing here may attend something elsewhere: nobody zeroes this part of its result.
         sizes = replace(self.sizes, nq=len(i), n=len(j))

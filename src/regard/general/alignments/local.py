@@ -12,7 +12,7 @@ from torch import Tensor
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments.base import Alignment, readable, softmax
-from regard.general.bound import Bound
+from regard.general.bound import Bound, between
 from regard.general.scores.base import matrix, vector, width
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
@@ -137,6 +137,15 @@ class Local(Alignment):
             return place * length.to(place.dtype)
         first = torch.minimum(origins[1], length)
         return first + place * (length - first).to(place.dtype)
+
+    def span(self, call: Call, i: range) -> range | None:
+        """The keys that windows of some queries hold, where none can be empty and they are known without looking; None elsewhere."""
+        # A query that may read its own position has a window with something in it.
+        alone = call.mask is None or (getattr(call.mask, "is_plain_causal", False) and call.start == 0)
+        if self.position != "monotonic" or not alone or call.bias is not None or not i or not call.n:
+            return None
+        first, last = (min(call.start + k, call.n - 1) for k in (i[0], i[-1]))
+        return between(first - self.window, last + self.window + 1, call.n)
 
     @staticmethod
     def length(call: Call) -> Tensor:
