@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import functional_call, grad, vmap
 
 import regard as rg
@@ -93,6 +94,75 @@ def test_export_is_saved_loaded_and_takes_any_batch(name, execution):
         for size in (3, 11):
             inputs = case.inputs(b=size)
             assert_same(loaded(inputs.tensors, inputs.masks), model(inputs.tensors, inputs.masks))
+
+
+D = 4
+QUERY_KEY = {"query_dim": D, "key_dim": D}
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def pair(n: int, m: int | None = None, **given):
+    return (normal(2, n, D), normal(2, n if m is None else m, D)), given
+
+
+# A module, and what it is called with for a length.
+ANY_LENGTH = {
+    "additive": (lambda: rg.Attention("additive", **QUERY_KEY, hidden_dim=3), lambda n: pair(n, n + 5)),
+    "padding": (lambda: rg.Attention("general", **QUERY_KEY), lambda n: pair(n, mask=rg.Padding(torch.tensor([n, 3])))),
+    "pairs": (lambda: rg.Attention("dot"), lambda n: pair(n, mask=torch.rand(2, n, n) < 0.6)),
+    "causal": (lambda: rg.Attention("activated-general", **QUERY_KEY), lambda n: pair(n, mask=rg.Causal())),
+    "window": (lambda: rg.Attention("negative-l2"), lambda n: pair(n, mask=rg.Window(3))),
+    "a function of places": (lambda: rg.Attention("cosine"), lambda n: pair(n, bias=lambda i, j: -(i - j).abs() / 2.0)),
+    "sparsemax": (lambda: rg.Attention("dot", "sparsemax"), pair),
+    "local": (lambda: rg.Attention("dot", rg.Local(3, "predictive", query_dim=D)), pair),
+    "multi-dimensional": (lambda: rg.Attention(rg.Additive(D, D, 3, features=D)), pair),
+    "dropout": (lambda: rg.Attention("dot", dropout=0.3), pair),
+    "batches": (lambda: rg.Attention("additive", **QUERY_KEY, hidden_dim=3), lambda n: ((normal(n, 9, D),) * 2, {})),
+    "encoder": (
+        lambda: rg.TransformerEncoder(D, 2, 1, position="alibi"),
+        lambda n: ((normal(2, n, D),), {"mask": torch.arange(n) < torch.tensor([[n], [5]])}),
+    ),
+}
+
+
+@pytest.mark.parametrize("impl", ["auto", "dense"])
+@pytest.mark.parametrize("name", ANY_LENGTH)
+def test_a_compiled_module_takes_any_length(name, impl):
+    make, given = ANY_LENGTH[name]
+    torch._dynamo.reset()
+    module, counted = make().double(), CompileCounterWithBackend("eager")
+    compiled = torch.compile(module, backend=counted, fullgraph=True)
+    with rg.execution(impl):
+        for n in (20, 23, 31, 22, 29):
+            tensors, named = given(n)
+            torch.manual_seed(n)
+            found = compiled(*tensors, **named)
+            torch.manual_seed(n)
+            assert_same(found, module(*tensors, **named))
+    # The first length, then one graph for all; another where the number of random numbers is a multiple of four or not.
+    assert counted.frame_count <= (3 if name == "dropout" else 2)
+
+
+@pytest.mark.parametrize("mask", [None, rg.Causal(), rg.Window(3)], ids=str)
+@pytest.mark.parametrize("name", ["additive", "pairs", "sparsemax", "multi-dimensional"])
+def test_export_takes_any_length(name, mask):
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = ANY_LENGTH[name][0]().double()
+
+        def forward(self, query, key):
+            return self.attend(query, key, mask=mask)
+
+    module, (batch, nq, n) = Masked(), (torch.export.Dim(axis, min=2, max=512) for axis in ("batch", "nq", "n"))
+    sizes = {"query": {0: batch, 1: nq}, "key": {0: batch, 1: n}}
+    program = torch.export.export(module, pair(20, 27)[0], dynamic_shapes=sizes).module()
+    for size in ((5, 33, 41), (3, 2, 7), (2, 300, 4)):
+        tensors = normal(size[0], size[1], D), normal(size[0], size[2], D)
+        assert_same(program(*tensors), module(*tensors))
 
 
 def losses(model: Called):

@@ -288,7 +288,7 @@ class BoundWhere(Bound):
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             kind = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
             raise TypeError(refusal("mask", f"Where(...) that gives {kind}", "a boolean tensor"))
-        whole = (*self.sizes.lead, len(i), len(j))
+        whole = (*self.sizes.lead, i.stop - i.start, j.stop - j.start)
         if 0 not in whole and not broadcasts(tuple(allowed.shape), whole):
             got = f"Where(...) that gives shape {tuple(allowed.shape)} for {len(i)} queries and {len(j)} keys"
             fix = "Fix: compute it from i and j, which may be some of all indices: table[i, j]."

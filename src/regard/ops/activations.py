@@ -97,6 +97,14 @@ def _gelu() -> Activation:
     return Activation("gelu", F.gelu, derivative)
 
 
+def _silu() -> Activation:
+    def derivative(z: Tensor) -> Tensor:
+        s = torch.sigmoid(z)
+        return s * (1 + z * (1 - s))
+
+    return Activation("silu", F.silu, derivative)
+
+
 def _relu() -> Activation:
     return Activation("relu", F.relu, lambda z: (z > 0).to(z.dtype))
 
@@ -110,6 +118,7 @@ _FIXED: dict[str, Callable[[], Activation]] = {
     "sigmoid": _sigmoid,
     "relu": _relu,
     "gelu": _gelu,
+    "silu": _silu,
 }
 _WITH_PARAMETER: dict[str, tuple[Callable[[float], Activation], float]] = {
     "tanh": (_tanh, 1.0),
@@ -121,7 +130,8 @@ _WITH_PARAMETER: dict[str, tuple[Callable[[float], Activation], float]] = {
 def activation(spec: str | Callable[[Tensor], Tensor] | Activation) -> Activation:
     r"""Resolve a name, a name with a parameter, or any callable.
 
-    `"tanh:5"` is $5\tanh(z/5)$, `"leaky_relu:0.2"` has slope 0.2 below zero (also the default), `"elu:1"` has $\alpha = 1$.
+    `"identity"`, `"sigmoid"`, `"relu"`, `"gelu"`, `"silu"`, `"tanh"`, `"leaky_relu"`, `"elu"`. `"tanh:5"` is $5\tanh(z/5)$, `"elu:1"` has
+    $\alpha = 1$, and `"leaky_relu:0.2"` has slope 0.2 below zero, also the default, as in graph attention; torch's is `"leaky_relu:0.01"`.
 
     Example:
         >>> activation("tanh")(torch.zeros(1)).item()
@@ -144,5 +154,8 @@ def activation(spec: str | Callable[[Tensor], Tensor] | Activation) -> Activatio
             return make(float(parameter) if parameter else default)
         except ValueError:
             raise ValueError(refusal("activation", repr(spec), f"a number after '{name}:'")) from None
-    known = [*_FIXED, *_WITH_PARAMETER]
-    raise ValueError(refusal("activation", repr(spec), "a known name or a callable", nearest(name, known)))
+    if name in _FIXED:
+        raise ValueError(refusal("activation", repr(spec), f"nothing after {name!r}", f"Fix: pass {name!r}."))
+    known = sorted([*_FIXED, *_WITH_PARAMETER])
+    expected = f"a callable, or one of {', '.join(known)}"
+    raise ValueError(refusal("activation", repr(spec), expected, nearest(name, known, listed=True)))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.ops.call import Call
+from regard.ops.call import Call, places
 from regard.ops.heap import return_freed_memory
 from regard.ops.near import beside, grown, span
 
@@ -46,7 +46,7 @@ def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -
     """
     rows = panel_rows(call) if rows is None else rows
     if rows >= call.nq:
-        return [part(range(call.nq))]
+        return [part(places(0, call.nq))]
     tidy = _tidy(call, rows)
     found = []
     for k, i in enumerate(panels(call, rows)):

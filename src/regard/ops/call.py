@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -101,6 +101,21 @@ class Align(Protocol):
         ...
 
 
+class Places:
+    """A range of places whose ends may be symbols, as sizes are while a graph is traced: a range would fix them."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def places(start: int, stop: int) -> range:
+    """The places from one up to another."""
+    return cast(range, Places(start, stop)) if torch.compiler.is_compiling() else range(start, stop)
+
+
 @dataclass(frozen=True)
 class Call:
     """Everything that decides one attention. Executions, recording and interventions are functions of it."""
@@ -176,11 +191,11 @@ class Call:
     def tile(self, i: range | None = None, j: range | None = None) -> Tile:
         """The part of the call for some queries and keys; all of them by default."""
         nq, n = self.form.sizes
-        return Tile(self, range(nq) if i is None else i, range(n) if j is None else j)
+        return Tile(self, places(0, nq) if i is None else i, places(0, n) if j is None else j)
 
     def scores(self, i: range | None = None, *, tiled: bool = False) -> Tensor:
         """Scores (..., [F], len(i), N) of complete rows, bias included, mask not applied."""
-        i = range(self.nq) if i is None else i
+        i = places(0, self.nq) if i is None else i
         e = self.form.tiled(i) if tiled else self.form.scores(i)
         if self.bias is None:
             return e
@@ -237,7 +252,7 @@ class Tile:
         if not isinstance(found, Tensor) or not found.dtype.is_floating_point:
             kind = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
             raise TypeError(refusal("bias", f"a function that gives {kind}", "one that gives a floating-point tensor"))
-        whole = (*self.call.lead, len(self.i), len(self.j))
+        whole = (*self.call.lead, self.i.stop - self.i.start, self.j.stop - self.j.start)
         try:
             fits = torch.broadcast_shapes(found.shape, whole) == whole
         except RuntimeError:
@@ -278,12 +293,12 @@ class Tile:
     def places(self) -> tuple[tuple[int, ...], int | None, range | Tensor, range]:
         """What random numbers are a function of, beside a seed: leading axes, features, queries and keys, among those of all ranks."""
         call = self.call
-        j = range(call.first_key + self.j.start, call.first_key + self.j.stop)
+        j = places(call.first_key + self.j.start, call.first_key + self.j.stop)
         return call.lead, call.form.features, self.queries(), j
 
     def queries(self) -> range | Tensor:
         """The numbers of the tile's queries among those of all ranks."""
-        return range(self.call.first_query + self.i.start, self.call.first_query + self.i.stop)
+        return places(self.call.first_query + self.i.start, self.call.first_query + self.i.stop)
 
     def _seed(self) -> Tensor:
         seed = self.call.seed

@@ -79,8 +79,8 @@ def execution(impl: str, *, panel: int | None = None) -> Iterator[None]:
         >>> with rg.execution("dense"):
         ...     context = attend(x, x)
     """
-    if panel is not None and panel < 1:
-        raise ValueError(refusal("panel", panel, "a number of rows >= 1"))
+    if panel is not None and (not isinstance(panel, int) or isinstance(panel, bool) or panel < 1):
+        raise ValueError(refusal("panel", repr(panel), "a whole number of rows >= 1"))
     mine = _Override(check_impl(impl), panel)
     _overrides.append(mine)
     try:
@@ -157,6 +157,9 @@ def _alone(call: Call, impl: str) -> Dispatch:
 
 
 def _panels(call: Call) -> str:
+    if torch.compiler.is_compiling():
+        # To be told, a size that is a symbol would have to become a number.
+        return "panels"
     rows = rows_of_panel(call, near=True)
     return f"{math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows"
 

@@ -80,7 +80,7 @@ class BilinearForm:
 
     def scores(self, i: range) -> Tensor:
         rows = slice(i.start, i.stop)
-        query = self.query if len(i) == self.query.shape[-2] else self.query[..., rows, :]
+        query = self.query if i.stop - i.start == self.query.shape[-2] else self.query[..., rows, :]
         offset = None if self.offset is None else wide(self.offset)
         if self.scale == 1.0:
             e = product(wide(query), wide(self.key).mT, offset)
@@ -147,7 +147,7 @@ class AdditiveForm:
         return self.u.shape[-2] * kept
 
     def scores(self, i: range) -> Tensor:
-        a = self.a if len(i) == self.a.shape[-2] else self.a[..., i.start : i.stop, :]
+        a = self.a if i.stop - i.start == self.a.shape[-2] else self.a[..., i.start : i.stop, :]
         a, u = wide(a), wide(self.u)
         hidden = a[..., :, None, :] + u[..., None, :, :]
         # The largest of all tensors here is written over where that is what autograd would keep anyway.

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.ops.call import Call, Mask
+from regard.ops.call import Call, Mask, places
 from regard.ops.parts import operands, rebuilt
 
 
 def span(call: Call, i: range) -> range:
     """The keys beside which some queries can be computed as if there were no others."""
-    everything = range(call.n)
+    everything = places(0, call.n)
     if type(call) is not Call or call.first_key or torch.compiler.is_compiling():
         return everything
     if not getattr(call.align, "is_rowwise", False):
@@ -33,7 +33,7 @@ def span(call: Call, i: range) -> range:
 
 def beside(call: Call, j: range) -> Call:
     """All queries beside some keys."""
-    if len(j) == call.n:
+    if torch.compiler.is_compiling() or len(j) == call.n:
         return call
     given = {
         each.name: each.tensor.narrow(each.axis, j.start, len(j)) if each.side == "key" else each.tensor

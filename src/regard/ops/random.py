@@ -52,7 +52,7 @@ def uniform(
         True
     """
     shape = _shape(lead, features, i, j)
-    if len(j) == 0:
+    if j.stop == j.start:
         return torch.empty(shape, device=seed.device)
     return numbers(_in_order(_words(seed, lead, features, i, j, purpose), j)).reshape(shape)
 
@@ -68,13 +68,14 @@ def at_least(
         True
     """
     shape, least = _shape(lead, features, i, j), least_word(p)
-    if len(j) == 0:
+    if j.stop == j.start:
         return torch.empty(shape, dtype=torch.bool, device=seed.device)
     return _in_order([word >= least for word in _words(seed, lead, features, i, j, purpose)], j).reshape(shape)
 
 
 def _shape(lead: tuple[int, ...], features: int | None, i: range | Tensor, j: range) -> tuple[int, ...]:
-    return (*lead, *(() if features is None else (features,)), len(i), len(j))
+    rows = len(i) if isinstance(i, Tensor) else i.stop - i.start
+    return (*lead, *(() if features is None else (features,)), rows, j.stop - j.start)
 
 
 def _words(
