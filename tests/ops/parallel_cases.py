@@ -702,6 +702,22 @@ def mismatches(ranks: Ranks) -> None:
             attend(x(), x(), x().requires_grad_(odd))
         with refused(RuntimeError, "rank 0: attending; rank 1: comparing lengths"):
             attend(*[x()] * 2, mask=rg.Causal() if odd else None)
+        # Lengths are those of the whole sequence, not of a rank's slice.
+        for words, mask in {
+            "mask: got rank 0: Window(3); rank 1: Window(4); rank 2: Window(3)": rg.Window(3 + odd),
+            "mask: got rank 0: Causal(); rank 1: Window(2)": rg.Window(2) if odd else rg.Causal(),
+            "mask: got rank 0: (Causal() & Keys); rank 1: (Keys & Causal())": (
+                rg.Keys(torch.ones(3, dtype=torch.bool)) & rg.Causal()
+                if odd
+                else rg.Causal() & rg.Keys(torch.ones(3, dtype=torch.bool))
+            ),
+            "mask: got rank 0: Padding(lengths=[5, 5]); rank 1: Padding(lengths=[6, 6])": rg.Padding(
+                torch.tensor([5 + odd] * B)
+            ),
+            "mask: got rank 0: Packed([1, 1, 1, ": rg.Packed([1] * 50 + ([1, 0] if odd else [0, 1])),
+        }.items():
+            with refused(ValueError, words):
+                attend(*[x()] * 2, mask=mask)
         with refused(ValueError, "mask: got rank 0: None; rank 1: [2, 1, 'keys']"):
             current().agree("sharing a mask", {"mask": [2, 1, "keys"]} if odd else {}, {})
     with parallel.context(ranks.mesh, exchange="ring" if odd else "gather"):

@@ -6,6 +6,7 @@ goes with what the rank holds: `Keys`, and booleans without an axis of queries, 
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,19 +15,33 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.general.bound import Bound, BoundEither, Sizes, broadcasts
-from regard.general.masks import And, Keys, Mask, Or, Pairs
+from regard.general.masks import And, Keys, Mask, Or, Padding, Pairs, Where
 from regard.ops.parallel.ranks import Shard, shard_of
+
+# Letters of a mask's description.
+_LONGEST = 80
 
 
 def bound_over_ranks(mask: Mask, sizes: Sizes) -> Bound:
     """A mask for the queries and keys of this rank; every rank must ask."""
-    shard = shard_of(sizes.nq, sizes.n, sizes.lead)
+    shard = shard_of(sizes.nq, sizes.n, sizes.lead, same={"mask": _said(mask)})
     assert shard is not None
     whole = replace(sizes, nq=shard.nq, n=shard.n, shard=shard)
     first, own = shard.first_key, shard.first_query
     return _BoundPart(
         _whole(mask, whole, sizes), shard, range(own, own + sizes.nq), range(first, first + sizes.n), sizes
     )
+
+
+def _said(mask: Mask) -> str:
+    """What a mask says of positions in the whole sequence, in words; of what goes with a rank's own tokens, its kind alone."""
+    if isinstance(mask, And | Or):
+        return f"({_said(mask.left)} {'&' if isinstance(mask, And) else '|'} {_said(mask.right)})"
+    # To read lengths off a device would stall it.
+    told = not isinstance(mask, Keys | Pairs | Where) and not (isinstance(mask, Padding) and mask.lengths.is_cuda)
+    words = repr(mask) if told else type(mask).__name__
+    # A note between ranks has little room.
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}… ({zlib.crc32(words.encode()):08x})"
 
 
 def _whole(mask: Mask, whole: Sizes, own: Sizes) -> Bound:
