@@ -222,3 +222,18 @@ def test_interventions_are_the_same_beside_few_keys(how, mask):
             return attend(x, x, mask=mask)
 
     assert_same(altered("blockwise", 4), altered("dense", None))
+
+
+def test_the_benchmark_measures_everyone():
+    from regard.bench import QUESTIONS, near_cpu
+
+    assert QUESTIONS["near-cpu"] == ("regard.bench.near_cpu", "cpu")
+    for name in near_cpu.KINDS:
+        rows = list(near_cpu.compared(name, 200, budget=0.01))
+        assert {row.what for row in rows} >= {"regard", "the equation"}
+        assert all(row.seconds > 0 for row in rows)
+        errors = [row.error for row in rows if row.error is not None]
+        assert len(errors) == (0 if "dropout" in name else 3 if "window" in (name, name.split(", bias")[0]) else 2), (
+            name
+        )
+        assert all(error < 1e-5 for error in errors), (name, errors)

@@ -22,6 +22,7 @@ QUESTIONS = {
     "additive-alignments-gpu": ("regard.bench.additive_alignments_gpu", "cuda"),
     "sparse-cpu": ("regard.bench.sparse_cpu", "cpu"),
     "sparse-gpu": ("regard.bench.sparse_gpu", "cuda"),
+    "near-cpu": ("regard.bench.near_cpu", "cpu"),
     "summaries-gpu": ("regard.bench.summaries_gpu", "cuda"),
     "multi-gpu": ("regard.bench.multi_gpu", "cuda"),
     "bilinear-gpu": ("regard.bench.bilinear_gpu", "cuda"),
