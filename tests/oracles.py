@@ -55,6 +55,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda z: z if bool(z > 0) else z.exp() - 1,
     "elu:1.3": lambda z: z if bool(z > 0) else 1.3 * (z.exp() - 1),
     "gelu": lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2,
+    "silu": lambda z: z / (1 + (-z).exp()),
 }
 
 

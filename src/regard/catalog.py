@@ -36,6 +36,7 @@ class Entry:
     cls: type
     preset: Mapping[str, Any] = field(default_factory=dict)  # constructor arguments that make this entry of its class
     example: str = ""  # a doctest, where that of the class shows another of its entries
+    part: str = ""  # what an attention takes it as, where its place does not say so
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as `regard list --json` prints it."""
@@ -113,7 +114,9 @@ def canonical(name: str) -> str:
 
 def find(name: str, category: str | None = None, argument: str = "name") -> Entry:
     """The entry of a name, English or Chinese; an unknown name is answered with the nearest ones."""
-    known = {entry.name: entry for entry in entries(category)}
+    taken_as = _TAKEN_AS.get(category or "")
+    elsewhere = {entry.name: entry for entry in entries() if taken_as and entry.part == taken_as}
+    known = elsewhere | {entry.name: entry for entry in entries(category)}
     if not isinstance(name, str):
         raise TypeError(refusal(argument, type(name).__name__, "a name"))
     found = _called(name, known)
@@ -121,8 +124,8 @@ def find(name: str, category: str | None = None, argument: str = "name") -> Entr
         return found
     where = f"a mechanism of {category}" if category else "a mechanism of the catalog"
     names = known if name.isascii() else {entry.zh for entry in known.values()}
-    elsewhere = _called(name, {entry.name: entry for entry in entries()})
-    fix = nearest(canonical(name), names) if elsewhere is None else _way_to(elsewhere)
+    meant = _called(name, {entry.name: entry for entry in entries()})
+    fix = nearest(canonical(name), names) if meant is None else _way_to(meant)
     raise ValueError(refusal(argument, repr(name), where, fix))
 
 
@@ -140,8 +143,8 @@ _TAKEN_AS = {"general/scoring": "score", "general/alignment": "align"}
 
 def _way_to(entry: Entry) -> str:
     """How to use an entry that was asked for in the wrong place."""
-    argument = _TAKEN_AS.get(entry.path)
-    if argument is None:
+    argument = _TAKEN_AS.get(entry.path, entry.part)
+    if not argument:
         return f"Fix: {entry.name!r} is a mechanism of its own: use regard.{entry.cls.__name__}."
     return f"Fix: {entry.name!r} is a mechanism of {entry.path}: pass it as {argument}={entry.name!r}."
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard.bench import QUESTIONS
 
 SCRIPT = Path(sys.executable).with_name("regard")
 
@@ -37,6 +38,15 @@ def test_help_names_every_verb_and_loads_no_torch():
     assert {"list", "show"} <= set(verbs)
     for verb in verbs:
         assert run(verb, "--help").returncode == 0
+
+
+def test_help_of_bench_names_every_benchmark_and_loads_no_torch():
+    code = "import sys, regard.cli.bench; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], encoding="utf-8").split() == ["False"]
+    said = "".join(run("bench", "--help").stdout.split())
+    for name in QUESTIONS:
+        # Long lines are broken anywhere.
+        assert f"{name}," in said or f"{name}." in said
 
 
 def test_help_answers_in_less_than_three_tenths_of_a_second():

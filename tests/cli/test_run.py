@@ -45,6 +45,19 @@ def test_runs_are_listed(trained: Path) -> None:
     assert stdout.split("\t")[1:6] == ["dates", "additive", "generated", "3", "4"]
 
 
+def test_before_the_first_run_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert regard("runs") == (0, "", "regard: no runs yet in out/runs; regard run makes them\n")
+        code, stdout, _ = regard("runs", "--json")
+        assert (code, json.loads(stdout)) == (0, [])
+        # Where the folder is there, and empty, nothing else is said.
+        Path("out/runs").mkdir(parents=True, exist_ok=True)
+    code, stdout, stderr = regard("runs", "--out", "out/other")
+    assert (code, stdout) == (2, "")
+    assert "out: got 'out/other', expected a folder of runs" in stderr
+
+
 def test_a_run_is_evaluated_again(trained: Path) -> None:
     code, stdout, _ = regard("evaluate", trained, "--json")
     assert code == 0

@@ -277,6 +277,19 @@ NAMES: dict[str, tuple[Act, str]] = {
             "Fix: 'soft' is a mechanism of general/alignment: pass it as align='soft'.",
         ),
     ),
+    "a score that is an alignment elsewhere in the catalog": (
+        lambda: rg.Attention("sinkhorn"),
+        message(
+            "score",
+            "'sinkhorn'",
+            "a mechanism of general/scoring",
+            "Fix: 'sinkhorn' is a mechanism of query/structured: pass it as align='sinkhorn'.",
+        ),
+    ),
+    "an alignment elsewhere in the catalog": (
+        lambda: rg.Attention("dot", "sinkhron"),
+        message("align", "'sinkhron'", "a mechanism of general/alignment", "Did you mean 'sinkhorn'?"),
+    ),
     "a score that is a mechanism": (
         lambda: rg.Attention("rotatory"),
         message(
@@ -305,7 +318,21 @@ NAMES: dict[str, tuple[Act, str]] = {
     ),
     "activation": (
         lambda: activation("tanhh"),
-        message("activation", "'tanhh'", "a known name or a callable", "Did you mean 'tanh'"),
+        message(
+            "activation",
+            "'tanhh'",
+            "a callable, or one of elu, gelu, identity, leaky_relu, relu, sigmoid, silu, tanh",
+            "Did you mean 'tanh'",
+        ),
+    ),
+    "activation like no other": (
+        lambda: activation("qqqq"),
+        message(
+            "activation",
+            "'qqqq'",
+            "a callable, or one of elu, gelu, identity, leaky_relu, relu, sigmoid, silu, tanh",
+        )
+        + "$",
     ),
     "parameter of an activation": (
         lambda: activation("tanh:x"),
@@ -313,7 +340,7 @@ NAMES: dict[str, tuple[Act, str]] = {
     ),
     "activation without a parameter": (
         lambda: activation("relu:2"),
-        message("activation", "'relu:2'", "a known name or a callable", "Did you mean 'relu'"),
+        message("activation", "'relu:2'", "nothing after 'relu'", "Fix: pass 'relu'."),
     ),
     "impl": (
         lambda: rg.Attention("dot", impl="fusd"),
@@ -374,6 +401,14 @@ NUMBERS: dict[str, tuple[Act, str]] = {
     "infinite temperature": (lambda: rg.Soft(math.inf), message("temperature", "inf", "a finite number > 0")),
     "no temperature": (lambda: rg.Soft(math.nan), message("temperature", "nan", "a finite number > 0")),
     "temperature that is none": (lambda: rg.Soft("a"), message("temperature", "'a'", "a finite number > 0")),
+    "temperature in a tensor": (
+        lambda: rg.Soft(torch.tensor(0.5)),
+        message("temperature", "a tensor of shape ()", "a number", "Fix: pass float(temperature)"),
+    ),
+    "temperatures in a tensor": (
+        lambda: rg.Soft(torch.ones(3)),
+        message("temperature", "a tensor of shape (3,)", "a number") + "$",
+    ),
     "learned temperature": (
         lambda: rg.Soft(1e-20, learnable=True),
         message("temperature", "1e-20", "a number from 1e-13 to 1e13, since it is learned there"),
@@ -405,7 +440,19 @@ NUMBERS: dict[str, tuple[Act, str]] = {
     ),
     "panel": (
         lambda: rg.execution("blockwise", panel=0).__enter__(),
-        message("panel", "0", "a number of rows >= 1"),
+        message("panel", "0", "a whole number of rows >= 1"),
+    ),
+    "panel with a fraction": (
+        lambda: rg.execution("blockwise", panel=2.5).__enter__(),  # type: ignore[arg-type]
+        message("panel", "2.5", "a whole number of rows >= 1"),
+    ),
+    "panel that is a flag": (
+        lambda: rg.execution("blockwise", panel=True).__enter__(),
+        message("panel", "True", "a whole number of rows >= 1"),
+    ),
+    "panel that is none": (
+        lambda: rg.execution("blockwise", panel="16").__enter__(),  # type: ignore[arg-type]
+        message("panel", "'16'", "a whole number of rows >= 1"),
     ),
 }
 
@@ -464,7 +511,32 @@ OPTIONS: dict[str, tuple[Act, str]] = {
     ),
     "of another part": (
         lambda: rg.Attention("dot", "soft", window=2),
-        message("window", "2", "an argument of 'dot' and 'soft'"),
+        message("window", "2", "an argument of 'dot' and 'soft'", "'dot' and 'soft' take learnable, temperature."),
+    ),
+    "of a part that takes none": (
+        lambda: rg.Attention("dot", query_dim=3),
+        message("query_dim", "3", "an argument of 'dot'", "'dot' takes none.") + "$",
+    ),
+    "of two parts that take none": (
+        lambda: rg.Attention("dot", "sparsemax", temperature=0.5),
+        message("temperature", "0.5", "an argument of 'dot' and 'sparsemax'", "'dot' and 'sparsemax' take none.") + "$",
+    ),
+    "of an alignment elsewhere in the catalog": (
+        lambda: rg.Attention("dot", epsilon=0.5),
+        message("epsilon", "0.5", "an argument of 'dot'", "'dot' takes none.") + "$",
+    ),
+    "like no other": (
+        lambda: rg.Attention("dot", "local-monotonic", window=2, qqqq=3),
+        message(
+            "qqqq",
+            "3",
+            "an argument of 'dot' and 'local-monotonic'",
+            "'dot' and 'local-monotonic' take gaussian, position_dim, query_dim, renormalize, window.",
+        ),
+    ),
+    "like no other, beside ready-made parts": (
+        lambda: rg.Attention(rg.Dot(), rg.Soft(), qqqq=3),
+        message("qqqq", "3", "an argument of an Attention of ready-made parts", "Ready-made parts take none."),
     ),
     "beside ready-made parts": (
         lambda: rg.Attention(rg.Dot(), rg.Soft(), query_dim=3),

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -296,3 +297,56 @@ def test_refusals():
         m(batch())
     with pytest.raises(KeyError, match=r"path: got 'poool', expected a recorded attention. Did you mean 'pool'"):
         _ = trace["poool"]
+
+
+def test_a_model_without_attention_is_said_to_have_none():
+    x = torch.randn(3, 2, 8)
+    for m in (nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2)):
+        said = rf"record\({type(m).__name__}\): the model holds no attention, so nothing was recorded.*regard.adopt"
+        with pytest.warns(UserWarning, match=said) as found, rg.record(m) as trace:
+            m(x)
+        assert len(trace) == 0
+        assert found[0].filename == __file__
+
+
+def transformer():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=16))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: model(),
+        lambda: AveragedModel(model()),
+        lambda: nn.DataParallel(model()),
+        lambda: torch.compile(model()),
+        lambda: rg.adopt(nn.TransformerEncoderLayer(8, 2)),
+        lambda: rg.adopt(transformer()),
+        lambda: rg.adopt(transformer()).encoder.layer[0],
+        lambda: nn.Sequential(rg.adopt(transformer())),
+        lambda: rg.GraphAttention(6, heads=2),
+        lambda: rg.DynamicRouting((4, 2), capsules=3),
+        lambda: rg.PointerNetwork(4, 6),
+    ],
+)
+def test_attention_that_is_not_called_is_no_reason_to_warn(make):
+    m = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with rg.record(m) as trace:
+            pass
+    assert len(trace) == 0
+
+
+def test_a_module_of_your_own_that_is_seen_is_no_reason_to_warn():
+    class Own(nn.Module):
+        def forward(self, x):
+            hooks.seen(self, rg.Attention("dot").call(x, x))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with rg.record(m := Own()) as trace:
+            m(torch.randn(3, 4))
+    assert trace.weights.shape == (3, 3)

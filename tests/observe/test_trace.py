@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -49,7 +50,24 @@ def test_a_loaded_trace_is_saved_again(trace, tmp_path):
     again = rg.load_trace(tmp_path / "two")
     assert torch.equal(again["pool"][1].entropy(), trace["pool"][1].entropy())
     with pytest.raises(AttributeError, match="does not hold 'weights'"):
-        rg.load_trace(tmp_path / "two").save(tmp_path / "three")
+        rg.load_trace(tmp_path / "two").save(tmp_path / "three", "weights")
+
+
+@pytest.mark.parametrize("features", [None, DIM])
+def test_what_was_recorded_by_name_is_saved_when_nothing_is_named(features, tmp_path):
+    attend, x = rg.Attention("additive", query_dim=DIM, key_dim=DIM, hidden_dim=3, features=features), batch().float()
+    with rg.record(attend, "entropy", topk=2, mass_on=torch.arange(7) < 3) as trace:
+        attend(x, x)
+        attend(x, x)
+    trace.save(tmp_path / "one")
+    rg.load_trace(tmp_path / "one").save(tmp_path / "two")
+    for name in ("one", "two"):
+        for back, own in zip(rg.load_trace(tmp_path / name)[""], trace[""], strict=True):
+            assert torch.equal(back.entropy(), own.entropy())
+            assert torch.equal(back.mass_on(), own.mass_on())
+            assert all(torch.equal(*pair) for pair in zip(back.topk(), own.topk(), strict=True))
+            with pytest.raises(AttributeError, match="does not hold 'weights'"):
+                _ = back.weights
 
 
 def test_features_stay_last(tmp_path):
@@ -153,7 +171,15 @@ def test_no_other_queries_are_computed(monkeypatch):
     assert seen == [range(500, 502), range(7, 8)]
 
 
-@pytest.mark.parametrize("queries", [[], [11], [-12], [1.5], [True], "a"])
+@pytest.mark.parametrize(
+    "queries",
+    [
+        *([], [11], [-12], [1.5], [True], "a", True, 1.5, None, slice(5, 5), slice(1.5)),
+        *(torch.tensor([True] * 11), torch.tensor([0.5]), torch.tensor([[1, 2]]), torch.tensor([11]), torch.tensor([])),
+        *(np.array([True]), np.array([0.5]), np.array([[1, 2]])),
+    ],
+    ids=repr,
+)
 def test_places_that_are_none_are_refused(queries):
     attend, x = rg.Attention("dot"), torch.randn(11, 3)
     with rg.record(attend) as trace:
@@ -173,3 +199,26 @@ def test_weights_of_a_single_query_or_of_edges_are_refused():
         layer(x, torch.tensor([[0, 1], [1, 2]]))
     with pytest.raises(ValueError, match="weights_of: along edges there is a weight for each edge"):
         trace.weights_of(0)
+
+
+@pytest.mark.parametrize(
+    ("queries", "rows"),
+    [
+        (torch.tensor([3, -1, 0]), [3, 10, 0]),
+        (torch.tensor([2, 5], dtype=torch.uint8), [2, 5]),
+        (np.array([3, -1, 0]), [3, 10, 0]),
+        (np.array([4], dtype=np.uint8), [4]),
+        ([np.int64(4), 5], [4, 5]),
+        (np.int64(4), [4]),
+        (range(2, 5), [2, 3, 4]),
+        (slice(2, 5), [2, 3, 4]),
+        (slice(None, None, -4), [10, 6, 2]),
+        (slice(-2, None), [9, 10]),
+    ],
+    ids=repr,
+)
+def test_places_are_said_as_in_python_numpy_and_torch(queries, rows):
+    attend, x = rg.Attention("dot"), torch.randn(11, 3)
+    with rg.record(attend) as trace:
+        attend(x, x)
+    assert torch.equal(trace.weights_of(queries), trace.weights[rows])

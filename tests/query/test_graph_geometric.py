@@ -81,6 +81,52 @@ def test_what_cannot_be_loaded_is_refused():
         rg.GraphAttention(D, H, head_dim=HEAD, score="dot").load_geometric(state)
 
 
+@pytest.mark.parametrize("more", [{}, {"share_weights": True}, {"bias": False}, {"edge_dim": 4}], ids=str)
+def test_both_learn_the_same(more):
+    nn = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(0)
+    theirs = scrambled(nn.GATv2Conv(D, HEAD, heads=H, **more))
+    ours = rg.GraphAttention.from_geometric(theirs)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    x, edges = normal(N, D), drawn()
+    attr = normal(E, 4, seed=1) if "edge_dim" in more else None
+    outputs = []
+    for layer, call in ((theirs, lambda: theirs(x, edges, attr)), (ours, lambda: ours(x, edges, edge_attr=attr))):
+        optimiser = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(3):
+            optimiser.zero_grad()
+            call().square().mean().backward()
+            optimiser.step()
+        outputs.append(call())
+    assert_same(outputs[1], outputs[0])
+
+
+def test_one_matrix_for_those_that_ask_and_those_that_are_read():
+    ours = scrambled(rg.GraphAttention(D, H, head_dim=HEAD, shared=True))
+    assert ours.W_Q is None
+    assert ours.b_Q is None
+    two = rg.GraphAttention(D, H, head_dim=HEAD).double()
+    two.load_state_dict(ours.state_dict() | {"W_Q": ours.W_K[0], "b_Q": ours.b_K[0]})
+    x, edges = normal(N, D), drawn()
+    assert_same(ours(x, edges), two(x, edges))
+    for more in ({"dim": (D, 4), "self_loops": False}, {"dim": D, "edge_types": 2}):
+        with pytest.raises(ValueError, match="shared: got True beside .*, expected False where nodes or edges are of"):
+            rg.GraphAttention(**more, heads=H, head_dim=HEAD, shared=True)
+    with pytest.raises(ValueError, match="state: got lin_r.weight that is not lin_l.weight, expected one matrix"):
+        ours.load_geometric({"lin_l.weight": torch.ones(6, D), "lin_r.weight": torch.zeros(6, D)})
+
+
+def test_weights_are_loaded_of_a_layer_as_of_its_state():
+    nn = pytest.importorskip("torch_geometric.nn")
+    theirs = nn.GATv2Conv(D, HEAD, heads=H)
+    of_layer, of_state = (rg.GraphAttention(D, H, head_dim=HEAD) for _ in range(2))
+    of_layer.load_geometric(theirs)
+    of_state.load_geometric(theirs.state_dict())
+    assert all(torch.equal(x, of_state.state_dict()[key]) for key, x in of_layer.state_dict().items())
+    with pytest.raises(TypeError, match="state: got str, expected a GATConv or a GATv2Conv, or its state_dict"):
+        of_layer.load_geometric("weights.pt")
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "at"),
     [("att", (1, 3, 2), "attention.score.w"), ("lin_l.weight", (4, 6), "W_K"), ("bias", (2,), "b")],

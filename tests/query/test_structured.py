@@ -52,3 +52,21 @@ def test_a_distribution_is_that_of_a_call(align):
         attend(x, x)
     with pytest.raises(TypeError, match=r"call: got Trace, expected the call of a trace. Fix: trace.call"):
         align.distribution(trace)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "cls"),
+    [
+        ("structured", {"normalize": True}, rg.LinearChain),
+        ("budget", {"k": 2}, rg.Budget),
+        ("dependency-tree", {"single_root": True}, rg.DependencyTree),
+        ("sinkhorn", {"epsilon": 0.5, "iterations": 7}, rg.Sinkhorn),
+    ],
+)
+def test_alignments_are_made_by_name(name, options, cls):
+    x = normal(2, 5, 4)
+    expected = rg.Attention("dot", cls(**options))(x, x)
+    for given in (name, rg.catalog.find(name).zh, cls.__name__):
+        assert_same(rg.Attention("dot", given, **options)(x, x), expected)
+    made = rg.SelfAttention(4, align=name, **options).attention.align
+    assert repr(made) == repr(cls(**options))

@@ -44,3 +44,15 @@ def test_known_options_are_taken() -> None:
     made = make_attention("dot", {"align": "hard", "gradient": "reinforce", "dropout": 0.1}, **WIDTHS)
     assert (made.align.gradient, made.dropout) == ("reinforce", 0.1)
     make_attention("multi-hop", {"hidden_dim": 3, "transform": "gru", "align": "sparsemax"}, **WIDTHS)
+
+
+@pytest.mark.parametrize("name", ["structured", "budget", "dependency-tree", "sinkhorn"])
+def test_a_structured_alignment_is_an_option(name: str) -> None:
+    made = make_attention("dot", {"align": name}, **WIDTHS)
+    assert made.align is not None
+    assert repr(make_attention("self-attention", {"align": name}, **WIDTHS).attention.align) == repr(made.align)
+
+
+def test_an_alignment_that_is_no_attention_is_an_option_of_one() -> None:
+    with pytest.raises(ValueError, match="attention: got 'sinkhorn', .*Fix: .* --set attention.align=sinkhorn"):
+        make_attention("sinkhorn", {}, **WIDTHS)

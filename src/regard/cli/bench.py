@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
+from regard.bench import QUESTIONS
 from regard.cli._output import refuse, repeatable
+
+_NAMES = f"A benchmark; without one, all that this machine can run. One of {', '.join(QUESTIONS)}."
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="A benchmark; without one, all that this machine can run.")] = None,
+    name: Annotated[str | None, typer.Argument(help=_NAMES)] = None,
     results: Annotated[Path, typer.Option(help="Folder of the stored results, one file a benchmark.")] = Path(
         "benchmarks/results"
     ),
@@ -27,7 +30,7 @@ def bench(
     """Run benchmarks, print their tables, and append every figure to a stored file."""
     import torch
 
-    from regard.bench import QUESTIONS, run
+    from regard.bench import run
 
     here = "cuda" if torch.cuda.is_available() else "cpu"
     names = [name] if name else [key for key, (_, device) in QUESTIONS.items() if device in ("cpu", here)]

@@ -12,11 +12,12 @@ from regard.cli._output import refuse, write_json, write_table
 if TYPE_CHECKING:
     from regard.recipes.recipe import Recipe
 
+_OUT = Path("out/runs")  # where `regard run` puts them, too
 _COLUMNS = ("run", "recipe", "attention", "data", "seed", "steps")
 
 
 def list_runs(
-    out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("out/runs"),
+    out: Annotated[Path | None, typer.Option(help=f"Folder of the run folders; {_OUT} when not given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
 ) -> None:
     """List runs, the oldest first, with their metrics; a run without metrics is unfinished."""
@@ -24,7 +25,9 @@ def list_runs(
 
     found: list[dict[str, Any]] = []
     try:
-        for run in runs(out):
+        # Before the first run there is no folder, and that is no mistake.
+        begun = out is not None or _OUT.is_dir()
+        for run in runs(out or _OUT) if begun else ():
             try:
                 task = run.recipe()
                 done: dict[str, Any] = {
@@ -39,6 +42,8 @@ def list_runs(
                 found.append({"run": str(run.folder), "problem": str(error)})
     except ValueError as error:
         refuse(error)
+    if not found:
+        typer.echo(f"regard: no runs yet in {out or _OUT}; regard run makes them", err=True)
     if as_json:
         write_json(found)
         return

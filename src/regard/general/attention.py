@@ -323,15 +323,34 @@ def _parts(score: Score | str, align: Alignment | str, options: dict[str, Any]) 
         built_align = align
     else:
         raise TypeError(_no_part("align", align, Alignment, "an Alignment or the name of one"))
-    known = _arguments() if set(options) - used else set()
     for name in options:
         if name not in used:
-            whose = " and ".join(repr(part) for part in named) or "an Attention of ready-made parts"
-            fix = nearest(name, known - {name})
-            if name in known and not named:
-                fix = "Fix: give it to the part itself, such as Additive(query_dim=…, …), or name the part."
-            raise TypeError(refusal(name, repr(options[name]), f"an argument of {whose}", fix))
+            whose = " and ".join(repr(part) for part in named)
+            fix = _way_out(name, whose, sorted(_taken_by(score, align)))
+            expected = f"an argument of {whose or 'an Attention of ready-made parts'}"
+            raise TypeError(refusal(name, repr(options[name]), expected, fix))
     return built_score, built_align
+
+
+def _way_out(option: str, named: str, taken: list[str]) -> str:
+    """What to say of an option that no part takes: the one that was meant, or those that the parts take."""
+    known = _arguments()
+    if option in known and not named:
+        return "Fix: give it to the part itself, such as Additive(query_dim=…, …), or name the part."
+    # One that is spelt as it should be was not meant for another, however alike they look.
+    near = "" if option in known else nearest(option, known, listed=True)
+    verb = "take" if " and " in named or not named else "takes"
+    return near or f"{named or 'Ready-made parts'} {verb} {', '.join(taken) or 'none'}."
+
+
+def _taken_by(score: Score | str, align: Alignment | str) -> set[str]:
+    """The options of the parts that were given by name."""
+    found: set[str] = set()
+    for part, category in ((score, "general/scoring"), (align, "general/alignment")):
+        if isinstance(part, str):
+            entry = catalog.find(part, category)
+            found |= set(catalog.arguments(entry)) - set(entry.preset)
+    return found
 
 
 def _no_part(argument: str, given: object, kind: type, expected: str) -> str:
@@ -348,7 +367,7 @@ def _takes(score: str, argument: str) -> bool:
 
 def _arguments() -> set[str]:
     names = {"key_map", "value_map", "dropout", "impl"}
-    for entry in catalog.entries("general"):
+    for entry in catalog.entries():
         if issubclass(entry.cls, Score | Alignment):
             names |= set(catalog.arguments(entry))
     return names

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,8 +14,10 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from regard._errors import refusal
+from regard.general.attention import Attention
+from regard.observe.adopt.multihead import AdoptedMultiheadAttention
 from regard.observe.fields import ask, check_fields
-from regard.observe.trace import Recorded, Trace
+from regard.observe.trace import ADOPT, Recorded, Trace
 from regard.ops import hooks
 from regard.ops.call import Call
 
@@ -43,6 +47,19 @@ def paths_of(model: nn.Module) -> dict[int, str]:
     return paths
 
 
+def _can_be_seen(model: nn.Module) -> bool:
+    """Whether a model holds attention of this library, or that was adopted."""
+    if any(isinstance(part, Attention | AdoptedMultiheadAttention) for part in model.modules()):
+        return True
+    if "transformers" not in sys.modules:
+        return False
+    from regard.observe.adopt.huggingface import NAME
+
+    # Parts of a model share its configuration.
+    configs = (getattr(part, "config", None) for part in model.modules())
+    return any(getattr(config, "_attn_implementation", None) == NAME for config in configs)
+
+
 _lock, _eager, _watching = threading.Lock(), ExitStack(), 0
 
 
@@ -70,7 +87,7 @@ def record(model: nn.Module, *fields: str, **with_argument: Any) -> Iterator[Tra
 
     The forward is unchanged, to the bit. Without fields, the trace keeps what each call was made of and computes on demand,
     differentiably. With fields (`"entropy"`, `"topk"`, … or `topk=8`, `mass_on=region`), they are computed at once and nothing
-    else is kept.
+    else is kept. It warns where the model holds no attention, so that nothing could be recorded.
 
     Args:
         model: any module that holds attention of this library, however deep.
@@ -112,3 +129,6 @@ def record(model: nn.Module, *fields: str, **with_argument: Any) -> Iterator[Tra
             hooks.observers.remove(observe)
             if wanted:
                 hooks.askers.remove(asking)
+    if not len(trace) and not _can_be_seen(model):
+        why = f"the model holds no attention, so nothing was recorded. {ADOPT}"
+        warnings.warn(f"record({type(model).__name__}): {why}", stacklevel=3)

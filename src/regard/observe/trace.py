@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,13 @@ from regard.ops.blockwise import over_rows
 from regard.ops.call import Call
 from regard.ops.dispatch import rows_of_panel, wants_dense
 from regard.ops.edges import EdgeCall
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# What says which queries are meant.
+Places: TypeAlias = "int | slice | Sequence[int] | Tensor | NDArray[np.integer[Any]]"
 
 ADOPT = "Attention of torch or Hugging Face is seen after regard.adopt(model)."
 _NOTHING = f"did the model run inside record()? {ADOPT}"
@@ -74,11 +81,12 @@ class Recorded:
         """Weights (..., Nq, N), with features last when multi-dimensional; before dropout."""
         return self._get("weights")
 
-    def weights_of(self, queries: int | Sequence[int]) -> Tensor:
+    def weights_of(self, queries: Places) -> Tensor:
         """Weights of some queries, (..., how many, N) and features last, in the order they are asked for; no others are computed.
 
         Args:
-            queries: their places; from the end where negative.
+            queries: their places, from the end where negative: a number, several (a list, a range, a tensor or an array of whole numbers
+                on one axis), or a slice.
         """
         call = self.call
         if isinstance(call, EdgeCall):
@@ -194,6 +202,11 @@ class Recorded:
             return False
         return torch.equal(argument, mine)
 
+    @property
+    def held(self) -> dict[str, Any]:
+        """The fields that it holds, each as it is; none where it can compute all of them."""
+        return {name: None for name in self._fields if name in FIELDS}
+
     def computed(self, wanted: Mapping[str, Any]) -> Recorded:
         """The same record, holding these fields alone."""
         if self._call is None:
@@ -206,14 +219,23 @@ class Recorded:
         return Recorded(self.path, None, fields, None if region is None else region.clone())
 
 
-def _places(queries: int | Sequence[int], count: int) -> list[int]:
+def _places(queries: Places, count: int) -> list[int]:
     """Places of queries among so many, counted from the first."""
-    given = [queries] if isinstance(queries, int) else list(queries)
+    try:
+        listed = range(count)[queries] if isinstance(queries, slice) else _plain(queries)
+        given = [_plain(i) for i in listed] if isinstance(listed, Iterable) else [listed]
+    except TypeError:
+        given = []
     whole = all(isinstance(i, int) and not isinstance(i, bool) and -count <= i < count for i in given)
     if not given or not whole:
         expected = f"places of queries, whole numbers from {-count} to {count - 1}, at least one"
         raise ValueError(refusal("queries", repr(queries), expected))
     return [i % count for i in given]
+
+
+def _plain(x: Any) -> Any:
+    """What a tensor, an array, or a number of theirs holds, as Python has it."""
+    return x.tolist() if hasattr(x, "tolist") else x
 
 
 def _runs(places: Sequence[int], most: int) -> list[range]:
@@ -294,12 +316,16 @@ class Trace:
         self._calls.setdefault(record.path, Calls()).append(record)
 
     def save(self, path: str | Path, *fields: str, **with_argument: Any) -> None:
-        """Write fields of every call to a safetensors file, whole or not at all; the weights when none are named."""
-        wanted = dict.fromkeys(fields or (() if with_argument else ("weights",))) | with_argument
+        """Write fields of every call to a safetensors file, whole or not at all.
+
+        When none are named, these are the fields that the trace holds, where it was recorded with named fields or loaded from a file;
+        else the weights.
+        """
+        named = dict.fromkeys(fields) | with_argument
         tensors, index = {}, []
         for calls in self._calls.values():
             for record in calls:
-                kept = record.computed(wanted)._fields
+                kept = record.computed(named or record.held or {"weights": None})._fields
                 index.append({"path": record.path, "fields": sorted(kept)})
                 for name, x in kept.items():
                     tensors[f"{len(index) - 1}.{name}"] = x.detach().cpu().contiguous()

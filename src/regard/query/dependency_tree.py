@@ -26,6 +26,7 @@ Choose = Callable[[Tensor], Tensor]
     name="dependency-tree",
     zh="依存树结构化注意力",
     path="query/structured",
+    part="align",
     equation="a_ij = p(head of i is j),  p(tree) ∝ exp(Σ_i e_{i, head(i)})",
     paper="Kim, Denton, Hoang & Rush, Structured Attention Networks, ICLR 2017",
     year=2017,

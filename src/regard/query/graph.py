@@ -13,6 +13,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions
 from regard.general.alignments import Alignment
+from regard.general.scores import Score
 from regard.general.scores.base import matrix, width, zeros
 from regard.ops import hooks
 from regard.ops.dispatch import autocasting, execute
@@ -86,7 +87,8 @@ class GraphAttention(nn.Module):
         edge_types: number of types of edges.
         self_loops: let every node read itself, once, whatever loops there are; its edge has the mean features of the others.
         bias: have $b_Q$, $b_K$ and $b$.
-        **options: arguments of a score or alignment given by name; `dropout`, `impl`.
+        **options: arguments of a score or alignment given by name; `dropout`, `impl`. Of `"gatv2"`, `shared=True` is $W_Q = W_K$ and
+            $b_Q = b_K$.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 2], [1, 2, 2]])  # from the first row to the second
@@ -126,7 +128,10 @@ class GraphAttention(nn.Module):
         made = _OWN.get(score, score) if isinstance(score, str) else score
         self.attention = attentions({"attention": (d, d)}, made, align, options, heads=H)["attention"]
         own = isinstance(self.attention.score, GATScore | GATv2Score)
-        one = isinstance(self.attention.score, GATScore) and isinstance(dim, int) and T == 1
+        one = _asks_as_it_reads(self.attention.score, isinstance(dim, int) and T == 1)
+        if one and (T > 1 or target_dim != source_dim):
+            got = f"dim={dim}" if T == 1 else f"{T} types of edges, loops included"
+            raise ValueError(refusal("shared", f"True beside {got}", "False where nodes or edges are of several kinds"))
         self.W_Q, self.b_Q = None if one else matrix(H, d, target_dim), None if one or not bias else zeros(H, d)
         self.W_V = None if own else matrix(T, H, d, source_dim)
         self.W_E = None if edge_dim is None else matrix(H, d, width("edge_dim", edge_dim))
@@ -230,12 +235,16 @@ class GraphAttention(nn.Module):
         ours = cls(**graph_geometric.arguments(module), **options)
         first = next(module.parameters())
         ours = ours.to(first.device, first.dtype)
-        ours.load_geometric(module.state_dict())
+        ours.load_geometric(module)
         return ours.train(module.training)
 
     @torch.no_grad()
-    def load_geometric(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the `state_dict` of a `GATConv` or `GATv2Conv`; a bias that it has not is zero."""
+    def load_geometric(self, state: Mapping[str, Tensor] | nn.Module) -> None:
+        """Take over the weights of a `GATConv` or `GATv2Conv`, or of its `state_dict`; a bias that it has not is zero."""
+        if isinstance(state, nn.Module):
+            state = state.state_dict()
+        elif not isinstance(state, Mapping):
+            raise TypeError(refusal("state", type(state).__name__, "a GATConv or a GATv2Conv, or its state_dict"))
         found, own = graph_geometric.translated(state, self.attention.score), dict(self.named_parameters())
         missing = sorted(name for name in own.keys() - found.keys() if not name.startswith("b"))
         if missing or not found.keys() <= own.keys():
@@ -319,6 +328,11 @@ class GraphAttention(nn.Module):
     def extra_repr(self) -> str:
         kinds = "" if self.edge_types is None else f", edge_types={self.edge_types}"
         return f"heads={self.heads}, join={self.join!r}, self_loops={self.self_loops}{kinds}"
+
+
+def _asks_as_it_reads(score: Score, alike: bool) -> bool:
+    """Whether nodes ask with the matrix by which they are read: in GAT where nodes and edges are of one kind, elsewhere where asked for."""
+    return (isinstance(score, GATScore) and alike) or (isinstance(score, GATv2Score) and score.shared)
 
 
 def _is_whole(x: Tensor) -> bool:

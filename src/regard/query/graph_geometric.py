@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import dropwhile
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard._errors import refusal
@@ -47,16 +48,17 @@ def arguments(module: nn.Module) -> dict[str, Any]:
     if given.edge_dim is not None and given.add_self_loops and given.fill_value != "mean":
         raise ValueError(refusal("module", f"fill_value={given.fill_value!r}", "'mean', of the edges of a node"))
     score = GATScore if kind == "GATConv" else GATv2Score
-    dim = given.in_channels
+    dim, shared = given.in_channels, {"shared": True} if getattr(given, "share_weights", False) else {}
     return {
         # There sources stand before targets.
         "dim": dim if isinstance(dim, int) else (dim[1], dim[0]),
         "heads": given.heads,
         "head_dim": given.out_channels,
-        "score": score(given.out_channels, given.negative_slope, heads=given.heads),
+        "score": score(given.out_channels, given.negative_slope, heads=given.heads, **shared),
         "join": "concat" if given.concat else "mean",
         "edge_dim": given.edge_dim,
         "self_loops": given.add_self_loops,
+        "bias": given.bias is not None,
         "dropout": given.dropout,
     }
 
@@ -73,6 +75,10 @@ def translated(state: Mapping[str, Tensor], score: Score) -> dict[str, Tensor]:
     if not isinstance(score, GATScore | GATv2Score):
         raise ValueError(refusal("state", "weights of a graph attention", "a module with score='gat' or 'gatv2'"))
     left = dict(state)
+    if isinstance(score, GATv2Score) and score.shared:
+        for theirs, same in (("lin_r.weight", "lin_l.weight"), ("lin_r.bias", "lin_l.bias")):
+            if theirs in left and not (same in left and torch.equal(left.pop(theirs), left[same])):
+                raise ValueError(refusal("state", f"{theirs} that is not {same}", "one matrix, for shared=True"))
     found = {ours: left.pop(theirs) for theirs, ours in _NAMES[type(score)].items() if theirs in left}
     if isinstance(score, GATScore) and {"att_edge", "lin_edge.weight"} <= left.keys():
         # There an edge has a vector of its own; here it speaks through that of the neighbour.

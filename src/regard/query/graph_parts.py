@@ -59,14 +59,16 @@ class GATv2Score(Score):
         dim: width of queries and keys.
         slope: of the LeakyReLU below zero.
         heads: leading axes of the parameters.
+        shared: nodes that ask are projected as those that are read, $W_Q = W_K$ and $b_Q = b_K$; for the layer to do.
 
     Example:
         >>> GATv2Score(3)(torch.randn(2, 5, 3), torch.randn(2, 7, 3)).shape
         torch.Size([2, 5, 7])
     """
 
-    def __init__(self, dim: int, slope: float = 0.2, heads: Heads = ()) -> None:
+    def __init__(self, dim: int, slope: float = 0.2, heads: Heads = (), shared: bool = False) -> None:
         super().__init__()
+        self.shared = bool(shared)
         self.query_dim = self.key_dim = width("dim", dim)
         lead = self.head_shape = head_axes(heads)
         self.w = vector(*lead, dim)
@@ -77,7 +79,7 @@ class GATv2Score(Score):
         return AdditiveForm(query, key, self.w, self.activation)
 
     def extra_repr(self) -> str:
-        return f"dim={self.key_dim}, activation={self.activation.spec!r}"
+        return f"dim={self.key_dim}, activation={self.activation.spec!r}, shared={self.shared}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +120,11 @@ def graph(
     if not all(x is None or (is_plain(x) and not x.is_inference()) for x in given):
         return _built(edge_index, sizes, mask, edge_type, types, loops)
     known: _Known | None = _known.get(edge_index)
-    if known is not None and known.is_of(given, (sizes, types, loops)):
+    if known is not None and known.is_of(given, (sizes, types, loops)) and known.holds(edge_index, mask, edge_type):
         return known.graph
     made = lasting(lambda: _built(edge_index, sizes, mask, edge_type, types, loops))
-    _known[edge_index] = _Known(made, [_Stamp.of(x) for x in given], (sizes, types, loops))
+    masked = lasting(lambda: None if mask is None or mask.device.type != "cpu" else mask.clone())
+    _known[edge_index] = _Known(made, [_Stamp.of(x) for x in given], (sizes, types, loops), masked)
     return made
 
 
@@ -142,6 +145,7 @@ class _Known:
     graph: Graph
     stamps: list[_Stamp | None]
     settings: object
+    mask: Tensor | None  # a copy, on a CPU: that of the graph has the loops in it
 
     def is_of(self, given: tuple[Tensor | None, ...], settings: object) -> bool:
         """Whether it was made from these tensors, and nobody has written to them since."""
@@ -150,6 +154,20 @@ class _Known:
             for stamp, x in zip(self.stamps, given, strict=True)
         )
         return self.settings == settings and all(same)
+
+    def holds(self, edge_index: Tensor, mask: Tensor | None, edge_type: Tensor | None) -> bool:
+        """Whether they still have the numbers that it was made from.
+
+        What writes to memory without telling torch, through an array of numpy or `.data`, leaves the version as it was. On a CPU a look
+        costs little beside reading along the edges; elsewhere it would wait for the device.
+        """
+        if edge_index.device.type != "cpu":
+            return True
+        edges = self.graph.edges
+        source, target = (end.to(torch.long) for end in edge_index.unbind())
+        row = source if edge_type is None else source * edges.types + edge_type
+        same = torch.equal(row, edges.source[: len(row)]) and torch.equal(target, edges.target[: len(target)])
+        return same and (mask is None or self.mask is None or torch.equal(mask, self.mask))
 
 
 # Layers that are stacked read the same edges, and so does every epoch.

@@ -90,6 +90,7 @@ def sinkhorn(
     name="sinkhorn",
     zh="最优传输对齐（Sinkhorn）",
     path="query/structured",
+    part="align",
     equation="a_ij = n T_ij,  T = argmax_T Σ_ij T_ij e_ij + ε H(T),  Σ_j T_ij = 1/n,  Σ_i T_ij = 1/m",
     paper="Cuturi, Sinkhorn Distances: Lightspeed Computation of Optimal Transport, NeurIPS 2013; Sander et al., Sinkformers, AISTATS 2022",
     year=2013,

@@ -50,11 +50,7 @@ def make_attention(name: str, options: Mapping[str, Any], **widths: int) -> nn.M
         offered = {key: value for key, value in widths.items() if key in known and key != "heads"}
         return Attention(**parts, **{**_defaults(parts["align"]), **offered, **given})
     if not issubclass(entry.cls, nn.Module) or issubclass(entry.cls, Alignment):
-        fix = (
-            f"Fix: in Python, give a mechanism this part: align={entry.cls.__name__}()."
-            if issubclass(entry.cls, Alignment)
-            else ""
-        )
+        fix = f"Fix: give it to a mechanism: --set attention.align={entry.name}." if entry.part == "align" else ""
         raise ValueError(refusal("attention", repr(name), "a mechanism that reads by itself", fix))
     if entry.path == "query/position" or (entry.path == "query/type" and entry.name.endswith("-query")):
         kind = "where tokens stand" if entry.path == "query/position" else "what is asked, not what reads"

@@ -55,7 +55,7 @@ class Soft(Alignment):
     def __init__(self, temperature: float = 1.0, learnable: bool = False) -> None:
         super().__init__()
         if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-            raise ValueError(refusal("temperature", repr(temperature), "a finite number > 0"))
+            raise ValueError(_no_temperature(temperature))
         self.temperature = float(temperature)
         if learnable and abs(math.log(temperature)) > _LOG_RANGE:
             raise ValueError(
@@ -87,6 +87,15 @@ class Soft(Alignment):
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, learnable={self.log_temperature is not None}"
+
+
+def _no_temperature(given: object) -> str:
+    """Refuse what is no temperature; a tensor of one number is a step from it."""
+    if not isinstance(given, Tensor):
+        return refusal("temperature", repr(given), "a finite number > 0")
+    # Not read without a word: as a constant it is cut off from what computed it.
+    fix = "Fix: pass float(temperature), or learnable=True to train it." if given.numel() == 1 else ""
+    return refusal("temperature", f"a tensor of shape {tuple(given.shape)}", "a number", fix)
 
 
 def softmax_of_allowed(scores: Tensor, mask: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Additive(Score):
         query_dim: width of queries.
         key_dim: width of keys.
         hidden_dim: $d_w$.
-        activation: a name or a callable.
+        activation: a name or a callable. `"leaky_relu"` has the slope 0.2 of graph attention below zero; `"leaky_relu:0.01"` is torch's.
         features: width of the value, for a multi-dimensional score.
         heads: leading axes of the parameters, aligned with the last leading axes of the inputs.
 

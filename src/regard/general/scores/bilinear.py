@@ -246,7 +246,7 @@ class ActivatedGeneral(General):
     Args:
         query_dim: width of queries.
         key_dim: width of keys.
-        activation: a name or a callable.
+        activation: a name or a callable. `"leaky_relu"` has the slope 0.2 of graph attention below zero; `"leaky_relu:0.01"` is torch's.
         features: width of the value, for a multi-dimensional score.
         heads: leading axes of the parameters, aligned with the last leading axes of the inputs.
 
