@@ -577,3 +577,19 @@ def test_a_refused_call_leaves_nothing_behind() -> None:
     with pytest.raises(ValueError, match="query"), rg.execution("dense"), rg.record(GENERAL) as trace:
         GENERAL(q(2, 7, 4), KEY)
     assert len(trace) == 0
+
+
+def test_what_is_explained_is_an_attention_on_a_known_device():
+    x = torch.randn(5, 4)
+    for device in ("cpu", torch.device("cpu"), "cuda:0"):
+        rg.explain_dispatch(rg.Attention("dot"), x, x, device=device)
+    for device in ("meta", "gpu"):
+        with pytest.raises(ValueError, match=f"device: got '{device}', expected 'cpu' or 'cuda'"):
+            rg.explain_dispatch(rg.Attention("dot"), x, x, device=device)
+    layer = rg.TransformerEncoder(4, 2, 1)
+    with pytest.raises(
+        TypeError, match=r"module: got TransformerEncoder, expected an Attention\. Fix: .*get_submodule\('layers\.0"
+    ):
+        rg.explain_dispatch(layer, x)
+    with pytest.raises(TypeError, match=r"module: got Linear, expected an Attention\.$"):
+        rg.explain_dispatch(torch.nn.Linear(4, 4), x)

@@ -275,7 +275,9 @@ class Attention(nn.Module):
         return f"dropout={self.dropout}, impl={self.impl!r}"
 
 
-def explain_dispatch(module: Attention, *args: Any, device: str | None = None, **kwargs: Any) -> Dispatch:
+def explain_dispatch(
+    module: Attention, *args: Any, device: str | torch.device | None = None, **kwargs: Any
+) -> Dispatch:
     """Say which execution a call would take, and why, without running it.
 
     Args:
@@ -289,15 +291,33 @@ def explain_dispatch(module: Attention, *args: Any, device: str | None = None, *
         fused: plain bilinear scores under a softmax: one library call
     """
     if not isinstance(module, Attention):
-        raise TypeError(refusal("module", type(module).__name__, "an Attention"))
-    if device is not None and device not in ("cpu", "cuda"):
-        raise ValueError(refusal("device", repr(device), "'cpu' or 'cuda'"))
+        raise TypeError(_no_attention(module))
+    kind = _kind(device)
     inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_cuda]
     # A call draws its seed when it is made, and this one is never run.
     with torch.random.fork_rng(devices=sorted({x.get_device() for x in inputs})):
         call = hooks.changed(module, module.call(*args, **kwargs))
-        with nullcontext() if device is None else assuming(device):
+        with nullcontext() if kind is None else assuming(kind):
             return choose(call, module.impl)
+
+
+def _no_attention(given: object) -> str:
+    """Refuse what is no attention; what holds some is a step from it."""
+    parts = given.named_modules() if isinstance(given, nn.Module) else ()
+    inside = [name for name, part in parts if isinstance(part, Attention)]
+    fix = f"Fix: ask one that it holds, .get_submodule({inside[0]!r})." if inside else ""
+    return refusal("module", type(given).__name__, "an Attention", fix)
+
+
+def _kind(device: str | torch.device | None) -> str | None:
+    """The type of a device that an execution may be chosen for."""
+    try:
+        kind = None if device is None else torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in (None, "cpu", "cuda"):
+        raise ValueError(refusal("device", repr(device), "'cpu' or 'cuda'"))
+    return kind
 
 
 def _parts(score: Score | str, align: Alignment | str, options: dict[str, Any]) -> tuple[Score, Alignment]:
