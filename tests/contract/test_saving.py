@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from huggingface_hub import PyTorchModelHubMixin
 from safetensors.torch import load_file, save_file
 
@@ -99,3 +100,20 @@ def test_hub_mixin(options, tmp_path):
     width = options.get("query_dim", 11)
     query, key = torch.randn(3, 5, width), torch.randn(3, 7, 11)
     assert torch.equal(back(query, key), module(query, key))
+
+
+def test_hooks_before_a_score_run():
+    """Pruning and weight norms of torch make a parameter there, from what is learned."""
+    attend, x = rg.Attention("additive", query_dim=4, key_dim=4, hidden_dim=6), torch.randn(2, 3, 4)
+    torch.nn.utils.prune.l1_unstructured(attend.score, "W1", amount=0.3)
+    before, state = attend(x, x), attend.state_dict()
+    state["score.W1_orig"] = state["score.W1_orig"] * 5
+    attend.load_state_dict(state)
+    assert not torch.equal(attend(x, x), before)
+    assert torch.equal(attend(x, x), attend(x, x))
+    optimizer = torch.optim.SGD(attend.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        attend(x, x).sum().backward()
+        optimizer.step()
+    assert (attend.score.W1 == 0).float().mean() >= 0.25

@@ -1,6 +1,7 @@
 """`intervene` changes the attention inside a model, and nothing else."""
 
 import math
+import threading
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -149,10 +150,10 @@ def test_erased_keys_are_gone_for_alignments_that_prepare(align):
     torch.manual_seed(1)
     with rg.intervene(attend, "erased", keys=[0, N - 1]), rg.record(attend) as trace:
         found = attend(*tensors, mask=mask)
+    assert not trace.weights[..., [0, N - 1]].any()
     mask[..., [0, N - 1]] = False
     torch.manual_seed(1)
     assert_same(found, attend(*tensors, mask=mask))
-    assert not trace.weights[..., [0, N - 1]].any()
 
 
 def test_erased_indices_are_erased_everywhere_whatever_their_axes():
@@ -402,3 +403,52 @@ def test_refusals():
     with pytest.raises(IndexError, match=rf"keys: got \[{N}\], expected indices of {N} keys"):
         with rg.intervene(attend, "erased", keys=N):
             attend(*tensors)
+
+
+@pytest.mark.parametrize("align", [rg.Sinkhorn, rg.DependencyTree])
+def test_a_changed_call_is_prepared_anew(align):
+    attend, x = rg.Attention("dot", align()), torch.randn(2, 5, 4)
+    sharper = torch.randn(5, 5) * 3
+    with rg.intervene(attend, lambda call: call.with_(bias=sharper)):
+        changed = attend(x, x)
+    torch.testing.assert_close(changed, attend(x, x, bias=sharper))
+
+
+def test_a_backward_in_one_thread_leaves_the_interventions_of_another_alone():
+    other, x = rg.Attention("dot"), torch.randn(1, 4, 4)
+    plain = other(x, x)
+    inside, left, entered = threading.Event(), threading.Event(), threading.Event()
+    seen, errors = [], []
+
+    class Slow(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            if torch._C._current_graph_task_id() != -1:
+                inside.set()
+                left.wait(5)
+            return self.inner(x)
+
+    model = rg.Reformer(8, 2, 1, chunk=4)
+    model.layers[0].feedforward = Slow(model.layers[0].feedforward)
+
+    def altering():
+        try:
+            with rg.intervene(other, "uniform"):
+                entered.set()
+                inside.wait(5)
+                seen.append(other(x, x))
+        except ValueError as error:
+            errors.append(error)
+        left.set()
+
+    loss, thread = model(torch.randn(1, 8, 8)).sum(), threading.Thread(target=altering)
+    thread.start()
+    entered.wait(5)
+    loss.backward()
+    thread.join()
+    assert not errors
+    assert torch.allclose(seen[0], x.mean(-2, keepdim=True).expand_as(x), atol=1e-6), "in force during the backward"
+    assert torch.equal(other(x, x), plain), "and gone afterwards"

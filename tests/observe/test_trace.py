@@ -222,3 +222,20 @@ def test_places_are_said_as_in_python_numpy_and_torch(queries, rows):
     with rg.record(attend) as trace:
         attend(x, x)
     assert torch.equal(trace.weights_of(queries), trace.weights[rows])
+
+
+@pytest.mark.parametrize("mask", [rg.Keys, rg.Padding, lambda m: rg.Causal() & m], ids=["keys", "padding", "pairs"])
+def test_a_mask_that_was_changed_since_is_noticed(mask):
+    attend, x = rg.Attention("dot"), torch.randn(2, 6, 4)
+    given = torch.tensor([6, 3]) if mask is rg.Padding else torch.ones(2, 6, dtype=torch.bool)
+    given = given if mask in (rg.Keys, rg.Padding) else given[:, None].expand(2, 6, 6).clone()
+    with rg.record(attend) as trace:
+        attend(x, x, mask=mask(given))
+    before = trace.weights
+    given.fill_(0)
+    if mask is rg.Padding:
+        # What was made of the lengths is still the same.
+        assert torch.equal(trace.weights, before)
+        return
+    with pytest.raises(RuntimeError, match="changed in place since"):
+        _ = trace.weights

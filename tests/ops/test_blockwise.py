@@ -253,3 +253,47 @@ def test_low_precision_stays_within_the_budget_of_dense(name: str, multi: bool, 
     cases.assert_within_budget(mine[0], same[0], exact[0], "context")
     for key in exact[1]:
         cases.assert_within_budget(mine[1][key], same[1][key], exact[1][key], f"gradient of {key}")
+
+
+@pytest.mark.parametrize("what", ["key", "value", "bias", "mask", "w"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_was_changed_since_the_forward_is_never_computed_from_again(what: str, masked: bool) -> None:
+    torch.manual_seed(0)
+    attend = rg.Attention("additive", "entmax", query_dim=4, key_dim=4, hidden_dim=3)
+    query = torch.randn(1, 30, 4, requires_grad=True)
+    given = {"key": torch.randn(1, 30, 4), "value": torch.randn(1, 30, 4), "bias": torch.randn(30, 30)}
+    given |= {"mask": torch.rand(30, 30) < 0.7} if masked else {}
+    if what == "mask" and not masked:
+        return
+
+    def loss() -> Tensor:
+        with rg.execution("blockwise", panel=7):
+            return attend(query, **given).square().sum()
+
+    (expected,) = torch.autograd.grad(loss(), query)
+    late = loss()
+    with torch.no_grad():
+        changed = attend.score.w if what == "w" else given[what]
+        changed.copy_(~changed if what == "mask" else changed + 1)
+    try:
+        (found,) = torch.autograd.grad(late, query)
+    except RuntimeError as error:
+        assert "in place" in str(error)  # noqa: PT017
+    else:
+        # Of keys, and of values under a mask, there are copies.
+        assert what in ("key", "value")
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("where", ["activation", "bias"])
+def test_what_a_user_draws_is_drawn_again_alike(where: str) -> None:
+    torch.manual_seed(0)
+    act = torch.nn.RReLU() if where == "activation" else "tanh"
+    bias = (lambda i, j: torch.nn.functional.dropout(-(i - j).abs().float())) if where == "bias" else None
+    attend = rg.Attention(rg.Additive(4, 4, 3, activation=act))
+    x, v = torch.randn(1, 30, 4), torch.randn(1, 30, 4, requires_grad=True)
+    with rg.execution("blockwise", panel=7):
+        out = attend(x, x, v, bias=bias)
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    # Linear in the values.
+    torch.testing.assert_close((grad * v).sum(), out.sum())

@@ -76,3 +76,11 @@ def test_where_of_whole_numbers() -> None:
     keep = torch.tensor([True, False])
     assert where(keep, x, -1).tolist() == [1, -1]
     assert where(keep, x, math.inf).tolist() == [1.0, math.inf]
+
+
+def test_a_mask_that_was_changed_before_the_backward_is_noticed():
+    x, keep = torch.randn(fill.LARGE_ELEMENTS // 4, 8, requires_grad=True), torch.ones(fill.LARGE_ELEMENTS // 4, 1) > 0
+    loss = fill.kept(x, keep).square().sum()
+    keep[5:] = False
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -94,7 +94,7 @@ def sums(call: Call, impl: str, first: Tensor, second: Tensor) -> tuple[Tensor, 
         along_rows = second.new_empty(*call.lead, call.nq, second.shape[-1])
         along_keys = second.new_zeros(*call.lead, call.n, first.shape[-1])
         for i in panels(call, rows):
-            of_rows, of_keys = recomputed(part, i)
+            of_rows, of_keys = recomputed(part, i, call)
             along_rows[..., i.start : i.stop, :] = of_rows
             along_keys.add_(of_keys)
         return along_rows, along_keys

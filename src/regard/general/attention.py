@@ -18,6 +18,7 @@ from regard.general.alignments.soft import softmax_of_allowed
 from regard.general.bound import Bound, Sizes, broadcasts
 from regard.general.masks import Mask, as_mask
 from regard.general.scores import Score
+from regard.general.scores.base import before
 from regard.ops import hooks
 from regard.ops.call import Bias, Call, assuming
 from regard.ops.dispatch import Dispatch, autocasting, check_impl, choose, execute, is_free
@@ -187,6 +188,7 @@ class Attention(nn.Module):
         if real is not None and query is not None:
             # A query with nothing to read may hold anything.
             query = kept(query, real.any()) if query.dim() == 2 else kept_rows(query, real.any(-1, keepdim=True))
+        before(score, query, key)
         scores = tempered(score.reduce(query, key).scores(range(1)), temperature)
         if real is None:
             weights = scores.softmax(-1)
@@ -235,6 +237,8 @@ class Attention(nn.Module):
         if value.dtype == torch.float32 and autocasting(value.device):
             value = value.to(torch.get_autocast_dtype(value.device.type))
         seed = shard.seed if shard is not None else draw_seed(value.device) if random else None
+        before(score, query, key)
+        before(align)
         call = Call(
             form=score.reduce(query, key),
             value=value,

@@ -95,7 +95,9 @@ def topk(rows: Rows, k: int) -> Tensor:
     short = k - found.values.shape[-1]
     values = torch.nn.functional.pad(found.values, (0, short))
     index = torch.nn.functional.pad(rows.tile.key_of(found.indices), (0, short), value=-1)
-    return torch.stack([values, index.to(values.dtype)], -1)
+    # A float32 holds whole numbers up to 2^24.
+    dtype = torch.float64 if rows.tile.call.n > 1 << 24 else values.dtype
+    return torch.stack([values.to(dtype), index.to(dtype)], -1)
 
 
 def mass_received(rows: Rows, _: Any) -> Tensor:

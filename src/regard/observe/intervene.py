@@ -283,7 +283,7 @@ def intervene(
         if not isinstance(changed, Call):
             raise TypeError(refusal("how", f"a function that gives {type(changed).__name__}", "one that gives a Call"))
         if not scores_alone:
-            return changed
+            return _prepared_anew(call, changed)
         # The alignment stays, so that a trace shows what was in force.
         changed = _aligned_as(call, changed)
         if _has_other_scores(call, changed):
@@ -304,6 +304,15 @@ def intervene(
         if in_vain:
             why = f"nothing was changed: of {in_vain!r} the scores are read, not the weights. {_SCORES}"
         warnings.warn(f"intervene({how!r}): {why}", stacklevel=3)
+
+
+def _prepared_anew(call: Call, changed: Call) -> Call:
+    """A changed call, of which the alignment prepares what it was not told: weights that are decided for all queries at once, say."""
+    told = changed.align is not call.align or changed.prepared is not call.prepared
+    parts = ("form", "bias", "mask", "query", "key", "value")
+    if told or not call.prepared or all(getattr(changed, part) is getattr(call, part) for part in parts):
+        return changed
+    return changed.with_(prepared=changed.align.prepare(changed))
 
 
 def _aligned_as(call: Call, changed: Call) -> Call:

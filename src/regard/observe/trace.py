@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard._errors import nearest, refusal
 from regard._files import DamagedError, read_tensors, write_tensors
@@ -18,6 +18,7 @@ from regard.ops.blockwise import over_rows
 from regard.ops.call import Call
 from regard.ops.dispatch import rows_of_panel, wants_dense
 from regard.ops.edges import EdgeCall
+from regard.ops.made_of import changed, stamps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +49,7 @@ class Recorded:
         self._fields = dict(fields or {})
         self._region = region  # of which the mass is among these fields, where it is known
         self._graded = torch.is_grad_enabled()
-        self._versions = [] if call is None else [(x, x._version) for x in _made_of(call)]
+        self._versions = [] if call is None else stamps(call)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies count the changes of their own tensors; a stale record has nothing to copy."""
@@ -58,7 +59,7 @@ class Recorded:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._versions = [] if self._call is None else [(x, x._version) for x in _made_of(self._call)]
+        self._versions = [] if self._call is None else stamps(self._call)
 
     def __repr__(self) -> str:
         kept = "all fields" if self._call is not None else ", ".join(self._fields)
@@ -69,7 +70,7 @@ class Recorded:
         """What the attention was computed from."""
         if self._call is None:
             raise AttributeError(f"{self!r} has no call: it was recorded with named fields, or loaded from a file")
-        if any(x._version != version for x, version in self._versions):
+        if changed(self._versions):
             raise RuntimeError(
                 f"{self!r}: what the call was made of has been changed in place since (an optimiser step, x += …). "
                 "Fix: read the trace before that, or name the fields to keep: record(model, 'weights')."
@@ -247,16 +248,6 @@ def _runs(places: Sequence[int], most: int) -> list[range]:
         else:
             runs.append(range(i, i + 1))
     return runs
-
-
-def _made_of(call: Call) -> Iterator[Tensor]:
-    """Every tensor that a call would be computed from again; inference tensors keep no count of their changes."""
-    parts = [*vars(call.form).values(), call.value, call.query, call.key, call.bias, *call.prepared.values()]
-    if isinstance(call.align, nn.Module):
-        parts.extend(call.align.parameters())
-    for part in parts:
-        if isinstance(part, Tensor) and not part.is_inference():
-            yield part
 
 
 class Calls(list[Recorded]):

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard._errors import refusal
 from regard.ops.call import Call, places
 from regard.ops.heap import return_freed_memory
+from regard.ops.made_of import changed, stamps_of_recomputed
 from regard.ops.near import beside, grown, span
 
 T = TypeVar("T")
@@ -52,7 +54,7 @@ def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -
     for k, i in enumerate(panels(call, rows)):
         if tidy and k % 2 == 0:
             return_freed_memory()
-        found.append(recomputed(part, i))
+        found.append(recomputed(part, i, call))
     return found
 
 
@@ -67,12 +69,30 @@ def panels(call: Call, rows: int) -> list[range]:
     return call.panels(rows)
 
 
-def recomputed(part: Callable[[range], T], i: range) -> T:
-    """Compute a panel now, and once more in the backward."""
+def recomputed(part: Callable[[range], T], i: range, call: Call) -> T:
+    """Compute a panel of a call now, and once more in the backward."""
     if not torch.is_grad_enabled():
         return part(i)
-    result: T = checkpoint(part, i, use_reentrant=False, preserve_rng_state=False)
+    then = stamps_of_recomputed(call)
+
+    def computed(i: range) -> T:
+        # The second time, in the backward, from tensors that nothing else holds to what they were.
+        if changed(then):
+            got = "a tensor that was changed in place since the forward"
+            fix = "Fix: call backward before that, or use impl='dense', which keeps what it needs."
+            raise RuntimeError(refusal("attention", got, "the inputs, masks and parameters of the forward", fix))
+        return part(i)
+
+    result: T = checkpoint(computed, i, use_reentrant=False, preserve_rng_state=_draws_unseen(call))
     return result
+
+
+def _draws_unseen(call: Call) -> bool:
+    """Whether something of the user's is called that may draw random numbers of its own; ours are drawn by position."""
+    activation = call.form.activation
+    # Biases of ours say what they learn; a plain function says nothing.
+    unknown = callable(call.bias) and not hasattr(call.bias, "requires_grad")
+    return unknown or (activation is not None and activation.derivative is None)
 
 
 def wide_dtype(call: Call) -> torch.dtype:
@@ -99,5 +119,5 @@ def blockwise(call: Call, rows: int | None = None) -> Tensor:
     # their memory from being reused.
     whole = torch.empty(*call.lead, call.nq, call.value.shape[-1], dtype=wide_dtype(call), device=call.device)
     for panel in panels(call, rows):
-        whole[..., panel.start : panel.stop, :] = recomputed(attend, panel)
+        whole[..., panel.start : panel.stop, :] = recomputed(attend, panel, call)
     return whole

@@ -42,8 +42,11 @@ def kept(x: Tensor, keep: Tensor) -> Tensor:
 
 
 def kept_rows(x: Tensor, keep: Tensor | None) -> Tensor:
-    """X (..., N, d) where `keep` (..., N) is true, or as it is without one. What x shares along an axis is kept if any use of it is."""
-    if keep is None:
+    """X (..., N, d) where `keep` (..., N) is true, or as it is without one. What x shares along an axis is kept if any use of it is.
+
+    A single number has no rows, and is for others to refuse.
+    """
+    if keep is None or x.dim() == 0:
         return x
     while keep.dim() > x.dim() - 1:
         keep = keep.any(0)
@@ -58,14 +61,15 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Tensor) -> Tensor:
-        ctx.keep = keep
+        ctx.save_for_backward(keep)
+        ctx.save_for_forward(keep)
         bits = _BITS[x.element_size()]
         return (x.view(bits) & -keep.to(bits)).view(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return kept(grad, ctx.keep), None
+        return kept(grad, ctx.saved_tensors[0]), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return kept(tangent, ctx.keep)
+        return kept(tangent, ctx.saved_tensors[0])

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -18,16 +20,27 @@ Observer = Callable[[nn.Module, Call], None]
 interventions: list[Intervention] = []
 askers: list[Intervention] = []
 observers: list[Observer] = []
+_aside = threading.local()
 # Threads share these lists: one that leaves must not shift what another is reading, which therefore reads a copy.
 
 
 def changed(module: nn.Module, call: Call) -> Call:
     """The call after all interventions, in the order in which they were entered."""
-    if not interventions or torch.compiler.is_compiling():
+    if not interventions or torch.compiler.is_compiling() or getattr(_aside, "on", False):
         return call
     for intervene in tuple(interventions):
         call = intervene(module, call)
     return call
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """No interventions in this thread meanwhile; those of others, and the list, stay as they are."""
+    before, _aside.on = getattr(_aside, "on", False), True
+    try:
+        yield
+    finally:
+        _aside.on = before
 
 
 def asked(module: nn.Module, call: Call) -> Call:

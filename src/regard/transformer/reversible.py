@@ -186,14 +186,12 @@ def _autocast_of(device: torch.device) -> Callable[[], Any]:
 def _as_before(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
     """Modules in the modes of the forward, and without interventions that were entered after it."""
     changed = [(module, training) for module, training in modes if module.training != training]
-    entered = list(hooks.interventions)
-    hooks.interventions.clear()
     for module, training in changed:
         module.training = training
     try:
-        yield
+        with hooks.aside():
+            yield
     finally:
-        hooks.interventions[:] = entered
         for module, training in changed:
             module.training = not training
 

@@ -56,6 +56,15 @@ def affine(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     return x @ W.mT + b.unsqueeze(-2)
 
 
+def before(part: nn.Module, *args: Tensor | None) -> None:
+    """Run what was hooked before the forward of a part, which is asked in another way: pruning and norms of torch make parameters there."""
+    for key, hook in part._forward_pre_hooks.items():
+        if key in part._forward_pre_hooks_with_kwargs:
+            hook(part, args, {})
+        else:
+            hook(part, args)
+
+
 class Score(nn.Module):
     """How well a key answers a query, as a function of both.
 
