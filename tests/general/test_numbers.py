@@ -53,3 +53,23 @@ def test_executions_may_be_left_in_any_order() -> None:
     assert rg.explain_dispatch(rg.Attention(rg.Dot()), torch.randn(3, 4), torch.randn(5, 4)).path == "blockwise"
     second.__exit__(None, None, None)
     assert rg.explain_dispatch(rg.Attention(rg.Dot()), torch.randn(3, 4), torch.randn(5, 4)).path == "fused"
+
+
+HARD = [rg.Hard(gradient) for gradient in ("gumbel", "straight-through", "reinforce")]
+
+
+@pytest.mark.parametrize("impl", [("dense", None), ("blockwise", 2)], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("align", HARD, ids=repr)
+def test_a_draw_among_scores_that_are_nan_is_nan(
+    align: rg.Alignment, training: bool, impl: tuple[str, int | None]
+) -> None:
+    bias = torch.zeros(4, 9)
+    bias[1, 7] = bias[2, 8] = torch.nan
+    readable = torch.ones(4, 9, dtype=torch.bool)
+    readable[2, 8] = False
+    attend = rg.Attention(rg.Dot(), align).train(training)
+    with rg.execution(impl[0], panel=impl[1]):
+        out = attend(torch.randn(2, 4, 4), torch.randn(2, 9, 4), mask=readable, bias=bias)
+    assert out[:, 1].isnan().all()
+    assert out[:, (0, 2, 3)].isfinite().all()

@@ -527,3 +527,23 @@ def test_a_graph_seen_in_inference_can_be_learned_from(execution):
         found = module(x, edges, mask=mask)
         found.sum().backward()
     assert_same(found, expected.clone())
+
+
+def test_hooks_before_the_score_run():
+    module, x, edges, seen = rg.GraphAttention(D, H, head_dim=HEAD).float(), torch.randn(N, D), drawn(), []
+    for part in (module.attention.score, module.attention.align):
+        part.register_forward_pre_hook(lambda part, args: seen.append(type(part).__name__))
+    module(x, edges)
+    assert seen == ["GATv2Score", "Soft"]
+
+
+def test_edges_that_may_not_be_read_under_another_default_dtype():
+    module, edges, mask = rg.GraphAttention(D, H, head_dim=HEAD), drawn(), torch.arange(E) % 3 > 0
+    x = torch.randn(N, D)
+    expected = module(x, edges, mask=mask)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = module(x, edges.clone(), mask=mask)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)

@@ -75,7 +75,7 @@ def test_keys_address_and_are_not_counts():
 
 
 def test_a_map_of_the_values_may_be_applied_before_or_after():
-    m, query, key, value, W = rg.KeyValueMemory((4, 4, 5)), normal(2, 4), normal(2, 7, 4), normal(2, 7, 5), normal(5, 3)
+    m, query, key, value, W = rg.KeyValueMemory((4, 4, 5)), normal(2, 4), normal(2, 7, 4), normal(2, 7, 5), normal(5, 5)
     assert_same(m(query, key, value @ W), m(query, key, value) @ W)
 
 
@@ -156,3 +156,18 @@ def test_a_query_of_another_batch_is_refused():
 def test_only_a_memory_is_read():
     with pytest.raises(TypeError, match="memory: got NoneType, expected a Memory. Fix: one that `write` gave"):
         rg.KeyValueMemory(3).read(torch.zeros(2, 3), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ((torch.zeros(4), torch.zeros(2, 5, 4), torch.zeros(2, 5, 3)), ValueError, "value: got width 3, expected 4"),
+        ((torch.zeros(()), torch.zeros(5, 4)), ValueError, r"query: got shape \(\), expected a query or several"),
+        (([0.0] * 4, torch.zeros(5, 4)), ValueError, "query: got list, expected a query or several"),
+        ((torch.zeros(4), [[0.0] * 4]), TypeError, "key: got list, expected a floating-point tensor"),
+        ((torch.zeros(4), torch.zeros(4)), ValueError, r"key: got shape \(4,\), expected at least two axes"),
+    ],
+)
+def test_inputs_are_refused_by_their_own_names(given, error, message):
+    with pytest.raises(error, match=message):
+        rg.KeyValueMemory(4)(*given)

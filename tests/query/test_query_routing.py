@@ -163,6 +163,10 @@ def test_refusals():
         TopK(2, noise=-1)
     with pytest.raises(ValueError, match="query: got shape"):
         rg.QueryRouting(3, 4)(torch.randn(3), torch.randn(2, 5, 3))
+    with pytest.raises(ValueError, match=r"value: got shape \(3,\), expected a row for each key"):
+        rg.QueryRouting(3, 4)(torch.randn(2, 3), torch.randn(2, 5, 3), torch.randn(3))
+    with pytest.raises(ValueError, match="value: got list, expected a row for each key"):
+        rg.QueryRouting(3, 4)(torch.randn(2, 3), torch.randn(2, 5, 3), [1.0])
 
 
 def test_the_balance_is_that_of_a_call():

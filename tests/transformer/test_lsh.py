@@ -317,6 +317,9 @@ def test_refusals():
         rg.LSHAttention(2, 1, chunk=1)(torch.randn(17000, 2))
     with pytest.raises(ValueError, match="mask: got shape"):
         rg.LSHAttention(6, 2)(torch.randn(2, 5, 6), mask=torch.ones(4, 4, dtype=torch.bool))
+    for mask in (rg.Packed([2, 3]), rg.Causal() & rg.Packed([2, 3])):
+        with pytest.raises(ValueError, match="mask: got Packed, several sequences, expected one sequence"):
+            rg.LSHAttention(6, 2)(torch.randn(2, 5, 6), mask=mask)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -331,3 +331,26 @@ def test_a_sequence_of_padding_alone_is_zero_and_is_seen_as_zero():
     assert not grad[1].any()
     assert grad.isfinite().all()
     assert not trace["attention"].weights[1].any()
+
+
+TOGETHER = {
+    "sinkhorn": rg.Sinkhorn,
+    "tree": rg.DependencyTree,
+    "pairs": lambda: rg.ReinforcedPairs(4),
+    "reinforced, context": lambda: rg.Reinforced(4, context=True),
+}
+
+
+@pytest.mark.parametrize("align", TOGETHER.values(), ids=TOGETHER)
+def test_weights_that_all_tokens_decide_together_are_refused_in_a_decoder(align):
+    with pytest.raises(ValueError, match="align: got .*, expected one that decides each row by itself"):
+        rg.TransformerDecoder(8, 2, 1, cross=False, align=align())
+
+
+def test_a_memory_may_be_looked_at_as_a_whole():
+    x, memory = torch.randn(2, 5, 8), torch.randn(2, 4, 8)
+    own = {"attention": rg.TransformerAttention}
+    decode = rg.TransformerDecoder(8, 2, 1, align=rg.Reinforced(4, context=True), **own).eval()
+    assert torch.allclose(decode(x, memory)[:, :3], decode(x[:, :3], memory), atol=1e-6)
+    with pytest.raises(ValueError, match="align: got Sinkhorn"):
+        rg.TransformerDecoder(8, 2, 1, align=rg.Sinkhorn(), **own)

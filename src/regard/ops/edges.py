@@ -195,8 +195,9 @@ class EdgeMask:
 
 def reached(index: Tensor, n: int, allowed: Tensor | None) -> Tensor:
     """Which of n are the index of at least one allowed edge."""
-    ones = torch.ones(index.shape, device=index.device) if allowed is None else allowed.float()
-    return torch.zeros(*ones.shape[:-1], n, device=index.device).index_add(-1, index, ones) > 0
+    # In one dtype, whatever the default is.
+    ones = torch.ones_like(index, dtype=torch.float32) if allowed is None else allowed.float()
+    return ones.new_zeros(*ones.shape[:-1], n).index_add(-1, index, ones) > 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions
 from regard.general.alignments import Alignment
 from regard.general.scores import Score
-from regard.general.scores.base import matrix, width, zeros
+from regard.general.scores.base import before, matrix, width, zeros
 from regard.ops import hooks
 from regard.ops.dispatch import autocasting, execute
 from regard.ops.edges import EdgeCall, rows_at
@@ -73,7 +73,8 @@ class GraphAttention(nn.Module):
     are sorted once and remembered while `edge_index` stays as it is. Under a trace the weights of the edges are at `attention`, (H, E),
     in the order of `edge_index`, loops after all others; `trace["attention"].call.edges.edge_index` has their ends. To erase or to
     give weights goes by edge too. `from_geometric` makes one of a layer of torch_geometric, `load_geometric` takes its weights.
-    A softmax of additive scores takes memory linear in nodes and edges, with nothing of edges x width.
+    A softmax of additive scores takes memory linear in nodes and edges, with nothing of edges x width; but with `edge_dim` every edge has a
+    key of its own, and these are of edges x heads x width.
 
     Args:
         dim: width of the nodes, or of targets and sources.
@@ -196,6 +197,8 @@ class GraphAttention(nn.Module):
             value = value.to(torch.get_autocast_dtype(value.device.type))
         dropout = self.attention.dropout if self.training else 0.0
         random = dropout > 0.0 or align.needs_seed(self.training)
+        before(score, query, key)
+        before(align)
         return EdgeCall(
             form=score.reduce(query, key),
             value=value,

@@ -12,6 +12,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import AlignLike, ScoreLike, attentions, masked_input
 from regard.general.bound import broadcasts
+from regard.general.inputs import checked_input
 from regard.general.scores.base import matrix, width
 from regard.ops.fill import kept_rows
 from regard.query.parts import operand, widths
@@ -74,7 +75,7 @@ class KeyValueMemory(nn.Module):
     ) -> None:
         super().__init__()
         query_dim, key_dim, value_dim = widths("dim", dim, 3)
-        self.hops = width("hops", hops)
+        self.hops, self.value_dim = width("hops", hops), value_dim
         self.capacity = None if capacity is None else width("capacity", capacity)
         if hops > 1 and value_dim != query_dim:
             got = f"{hops} with queries of width {query_dim} and values of width {value_dim}"
@@ -98,7 +99,7 @@ class KeyValueMemory(nn.Module):
                 refusal("values", f"shape {tuple(values.shape)}", f"one for each key: {tuple(keys.shape[:-1])}")
             )
         keys, known = masked_input(keys, mask, "keys")
-        values, _ = masked_input(values, mask, "values")
+        values, _ = masked_input(values, mask, "values", self.value_dim)
         known = keys.new_ones(keys.shape[:-1], dtype=torch.bool) if known is None else known
         new = Memory(keys, values, known)
         if memory is not None:
@@ -137,6 +138,11 @@ class KeyValueMemory(nn.Module):
         mask: Bool[Tensor, "*_ n"] | None = None,
     ) -> Float[Tensor, "*q dv"]:
         """Write, then read and hop; `mask` is True for real slots."""
+        checked_input(key, None, "key")
+        checked_input(key if value is None else value, None, "value", self.value_dim)
+        if not isinstance(query, Tensor) or query.dim() == 0:
+            got = "shape ()" if isinstance(query, Tensor) else type(query).__name__
+            raise ValueError(refusal("query", got, "a query or several, (..., d_q)"))
         memory = self.write(None, key, value, mask)
         for weight in self.R[:1]:
             operand("query", query, weight)

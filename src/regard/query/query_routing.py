@@ -149,6 +149,9 @@ class QueryRouting(nn.Module):
         value = key if value is None else value
         operand("query", query, self.W_r)
         operand("key", key, self.W_Q, self.W_Q.shape[-2])
+        if not isinstance(value, Tensor) or value.dim() < 2:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(refusal("value", got, "a row for each key: (..., N, d_v)"))
         if key.dim() < 2 or query.dim() not in (key.dim(), key.dim() - 1):
             got = f"shape {tuple(query.shape)} beside a key of shape {tuple(key.shape)}"
             raise ValueError(refusal("query", got, "as many axes as the key, or one fewer"))

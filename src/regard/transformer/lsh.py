@@ -137,7 +137,8 @@ class LSHAttention(nn.Module):
             tokens: (..., N, d).
             mask: True where a token may look at another: booleans that broadcast to (..., N, N), or a mask object. A token that nobody
                 may look at takes no part: it is not hashed, and reads nothing. Bands such as `Causal()` and `Keys(real)` are computed by
-                chunks; other masks take memory linear and time quadratic in N.
+                chunks; other masks take memory linear and time quadratic in N. `Packed` is refused: all its sequences would be sorted
+                together.
             hashes: keeps the buckets of the first call, and gives them to the next.
         """
         if tokens.dim() < 2 or tokens.shape[-1] != self.W_O.shape[0]:
@@ -247,6 +248,10 @@ def _view(mask: Tensor | Mask | None, sizes: Sizes, device: torch.device) -> _Vi
     if mask is None:
         return _View()
     bound = mask.bound if isinstance(mask, Shared) else as_mask(mask).bind(sizes)
+    if bound.origins(device) is not None:
+        fix = "Fix: put them side by side, with a mask of the real tokens."
+        expected = "one sequence, since buckets and chunks are of all its tokens"
+        raise ValueError(refusal("mask", "Packed, several sequences", expected, fix))
     band, keys = bound._band_and_keys() if isinstance(bound, BoundBoth) else (bound, bound)
     if isinstance(keys, BoundKeys) and bound is keys:
         return _View(real=keys.keys(device))

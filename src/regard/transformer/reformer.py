@@ -45,7 +45,9 @@ class Reformer(nn.Module):
 
     Both streams begin as the tokens, and their normalised mean comes out. For the backward nothing is kept of a layer but its hashes:
     going back, each layer's inputs are computed from its outputs. Padding is neither read nor written: it comes out as zeros.
-    Under a trace the weights of layer $l$ are at `layers.l.attention.attention`, (..., H, N, N).
+    Under a trace the weights of layer $l$ are at `layers.l.attention.attention`, (..., H, N, N). What is recorded of a layer has no graph,
+    since its forward runs without one: a loss on the trace teaches nothing. Under `regard.execution("dense")` the layers are ordinary ones,
+    and what is recorded can be learned from.
 
     Args:
         dim: width of the tokens.
@@ -116,7 +118,7 @@ class Reformer(nn.Module):
         Args:
             tokens: (..., N, d).
             mask: True for real tokens, (..., N).
-            pairs: which token may look at which, beside what `causal` says.
+            pairs: which token may look at which, beside what `causal` says; not `Packed`, which hashed attention refuses.
         """
         tokens, mask = masked_input(tokens, mask, "tokens", self.dim)
         n = tokens.shape[-2]

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from regard._errors import nearest, refusal
 from regard.catalog import register
-from regard.general.alignments.base import Alignment, best, masked, one_hot, softmax
+from regard.general.alignments.base import Alignment, best, masked, one_hot, readable, softmax
 from regard.ops.blockwise import over_rows
 from regard.ops.call import Call, Tile
 from regard.ops.fill import where
-from regard.ops.folds import BestFold, Fold, SoftFold, StraightThroughFold
+from regard.ops.folds import BestFold, Fold, SoftFold, State, StraightThroughFold
 from regard.ops.random import SAMPLE, gumbel
 from regard.ops.rule import Rule
 
@@ -97,7 +97,9 @@ class Hard(Alignment):
             return softmax(perturbed / self.temperature, mask)
         hot = one_hot(best(perturbed, mask), scores)
         if self.gradient == "reinforce":
-            return hot
+            # Elsewhere the relaxed weights say so.
+            lost = masked(scores, mask).isnan().any(-1, keepdim=True)
+            return where(~(lost & readable(scores, mask)), hot, math.nan)
         relaxed = softmax(scores, mask) if self.gradient == "straight-through" else None
         if relaxed is None:
             relaxed = softmax(perturbed / self.temperature, mask)
@@ -153,12 +155,24 @@ class Hard(Alignment):
         relaxed = SoftFold(self.temperature, self.perturbed)
         if self.gradient == "gumbel" and tile.call.training:
             return relaxed
-        hard = BestFold(self.perturbed)
         if self.gradient == "reinforce":
-            return hard
+            return _SeenFold(self.perturbed)
+        hard = BestFold(self.perturbed)
         if self.gradient == "straight-through":
             return StraightThroughFold(hard, SoftFold(detach_values=True))
         return StraightThroughFold(hard, SoftFold(self.temperature, self.perturbed, detach_values=True))
 
     def extra_repr(self) -> str:
         return f"gradient={self.gradient!r}, temperature={self.temperature}, evaluation={self.evaluation!r}"
+
+
+class _SeenFold(BestFold):
+    """The same, but NaN where a key that may be read has a score of NaN."""
+
+    def merge(self, left: State, right: State) -> State:
+        top, index, value = super().merge(left, right)
+        known = ~(left[0].isnan() | right[0].isnan())
+        return where(known, top, math.nan), where(known, index, -1), value
+
+    def read(self, state: State) -> Tensor:
+        return where(~state[0].isnan(), super().read(state), math.nan)
