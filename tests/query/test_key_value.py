@@ -163,7 +163,7 @@ def test_only_a_memory_is_read():
     [
         ((torch.zeros(4), torch.zeros(2, 5, 4), torch.zeros(2, 5, 3)), ValueError, "value: got width 3, expected 4"),
         ((torch.zeros(()), torch.zeros(5, 4)), ValueError, r"query: got shape \(\), expected a query or several"),
-        (([0.0] * 4, torch.zeros(5, 4)), ValueError, "query: got list, expected a query or several"),
+        (([0.0] * 4, torch.zeros(5, 4)), TypeError, "query: got list, expected a floating-point"),
         ((torch.zeros(4), [[0.0] * 4]), TypeError, "key: got list, expected a floating-point tensor"),
         ((torch.zeros(4), torch.zeros(4)), ValueError, r"key: got shape \(4,\), expected at least two axes"),
     ],

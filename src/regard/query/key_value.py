@@ -138,11 +138,13 @@ class KeyValueMemory(nn.Module):
         mask: Bool[Tensor, "*_ n"] | None = None,
     ) -> Float[Tensor, "*q dv"]:
         """Write, then read and hop; `mask` is True for real slots."""
-        checked_input(key, None, "key")
-        checked_input(key if value is None else value, None, "value", self.value_dim)
-        if not isinstance(query, Tensor) or query.dim() == 0:
-            got = "shape ()" if isinstance(query, Tensor) else type(query).__name__
-            raise ValueError(refusal("query", got, "a query or several, (..., d_q)"))
+        checked_input(key, None, "key", self.value_dim if value is None else None)
+        if value is not None:
+            checked_input(value, None, "value", self.value_dim)
+        if not isinstance(query, Tensor):
+            raise TypeError(refusal("query", type(query).__name__, "a floating-point tensor, (..., d_q)"))
+        if query.dim() == 0:
+            raise ValueError(refusal("query", "shape ()", "a query or several, (..., d_q)"))
         memory = self.write(None, key, value, mask)
         for weight in self.R[:1]:
             operand("query", query, weight)

@@ -35,7 +35,7 @@ def on_device(*shape: int, dtype: torch.dtype = F32) -> Tensor:
 ALIGNMENTS: dict[str, dict[str, Any]] = {
     "soft": {},
     "noise": {"noise": True},
-    "largest": {"choice": LARGEST, "learns": False, "hides": True},
+    "largest": {"choice": LARGEST, "learns": False},
     "straight": {"choice": LARGEST},
     "sampled": {"choice": SAMPLED, "noise": True},
     "reinforce": {"choice": SAMPLED, "learns": False},

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import regard as rg
 from regard.ops.call import assuming
+from regard.ops.dense import dense
 from regard.ops.multi import multi_kernel, why_not_multi
 from regard.ops.ready import kernel_problem
 from regard.ops.triton import multi_product_grads, multi_product_pair
@@ -242,6 +243,21 @@ def test_nan_is_seen_where_it_is_read_and_nowhere_else() -> None:
         context = multi_kernel(attend.call(x[:, :5], x, torch.randn(1, 6, 4), mask=mask))
         assert context[0, :4].isfinite().all()
         assert context[0, 4].isnan().all()
+
+
+@pytest.mark.parametrize("gradient", ["straight-through", "gumbel-straight-through", "reinforce"])
+def test_nan_is_seen_by_a_choice(gradient: str) -> None:
+    for score in (rg.TokenToToken(4), rg.Additive(4, 4, 3, features=4)):
+        attend = rg.Attention(score, rg.Hard(gradient))
+        x = [torch.randn(1, 3, 4), torch.randn(1, 5, 4), torch.randn(1, 5, 4)]
+        x[1][0, 2] = torch.nan
+        mask = torch.tensor([[True] * 5, [True, True, False, True, True], [False, False, True, False, False]])
+        torch.manual_seed(0)
+        expected = dense(attend.call(*x, mask=mask))
+        torch.manual_seed(0)
+        got = multi_kernel(attend.call(*x, mask=mask))
+        assert expected[0, (0, 2)].isnan().all()
+        torch.testing.assert_close(got, expected, equal_nan=True)
 
 
 REFUSED = {

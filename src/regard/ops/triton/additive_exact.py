@@ -89,7 +89,7 @@ def forward_kernel(
     ACT: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, ORDERED: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
     ENTROPY: tl.constexpr, PLACE: tl.constexpr, HAS_REGION: tl.constexpr, TOPS: tl.constexpr, SLOTS: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr, GUARDED: tl.constexpr, WIDE: tl.constexpr, HIDES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr, GUARDED: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     if GUARDED:  # noqa: SIM102
         if tl.load(SKIP) != 0:
@@ -215,7 +215,7 @@ def forward_kernel(
         if GAUSSIAN == 2:
             gain *= tl.exp(log_gaussian(position, pick, window))
         read = read.to(tl.float32) * gain[:, None]
-        if CHOICE != 0 and not HIDES:
+        if CHOICE != 0:
             read = tl.where((broken > 0)[:, None], float("nan"), read)
         out = tl.where((pick >= 0)[:, None], read, out) if CHOICE == 0 else read
         tl.store(PICK + lead * NQ + m, pick, mask=m_in)
@@ -255,5 +255,5 @@ def forward(
         x.w if order is None else order, x.w if skip is None else skip, *told.tensors(x.w),
         *x.strides(), *v.stride(), *parts.stride()[:2], sml, smm, smn, sbl, sbm, sbn, *out.stride(),
         x.slope, x.nq, x.n, x.w.shape[-1], dv, *given.align.arguments(x.w), *told.numbers(),
-        **x.flags(), **given.flags(), **told.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft is not None, HIDES=given.align.hides, **tile,
+        **x.flags(), **given.flags(), **told.flags(), **arithmetic(v), GUARDED=skip is not None, WIDE=soft is not None, **tile,
     )  # fmt: skip

@@ -159,7 +159,6 @@ class Align(NamedTuple):
     choice: int = ALL
     learns: bool = True
     gaussian: int = FLAT
-    hides: bool = False  # a choice among scores with NaN reads zeros, not NaN
     scattered: bool = False  # positions in no order; `order` brings near ones together
 
     @classmethod
@@ -184,7 +183,6 @@ class Align(NamedTuple):
             choice=("", "largest", "sampled").index(rule.choice),
             learns=rule.learns and torch.is_grad_enabled(),
             gaussian=("", "added", "scaled").index(rule.gaussian),
-            hides=not rule.learns,
             scattered=rule.position is not None and not rule.ordered,
         )
 
@@ -223,14 +221,13 @@ class Align(NamedTuple):
             self.choice,
             int(self.learns),
             self.gaussian,
-            int(self.hides),
             int(self.scattered),
         ]
         return self.seed, self.position, [self.rate, self.window, self.dropout], kinds
 
     @classmethod
     def unflat(cls, seed: Tensor | None, position: Tensor | None, numbers: list[float], kinds: list[int]) -> Align:
-        (rate, window, dropout), (first, noise, choice, learns, gaussian, hides, scattered) = numbers, kinds
+        (rate, window, dropout), (first, noise, choice, learns, gaussian, scattered) = numbers, kinds
         return cls(
             seed,
             position,
@@ -242,7 +239,6 @@ class Align(NamedTuple):
             choice,
             bool(learns),
             gaussian,
-            bool(hides),
             bool(scattered),
         )
 

@@ -121,7 +121,7 @@ def forward_kernel(
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_GAMMA: tl.constexpr,
     HAS_RATE: tl.constexpr, PRECISION: tl.constexpr, DEVICE: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr,
-    DROP: tl.constexpr, HIDES: tl.constexpr, ORDERED: tl.constexpr,
+    DROP: tl.constexpr, ORDERED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     lead = tl.program_id(1).to(tl.int64)
@@ -210,7 +210,7 @@ def forward_kernel(
         if GAUSSIAN == 2:
             factor *= exp2(log_gaussian(position, pick, window) * LOG2E, DEVICE)
         read = read * factor[:, None]
-        if CHOICE != 0 and not HIDES:
+        if CHOICE != 0:
             read = tl.where((broken > 0)[:, None], float("nan"), read)
         if CHOICE == 0:
             out = tl.where((pick >= 0)[:, None], read, out)
@@ -514,7 +514,7 @@ def forward(x: Operands, align: Align) -> tuple[Tensor, Tensor, Tensor | None, T
     forward_kernel[(cdiv(nq, tile["BM"]), b * h)](
         *x.tensors(), x.q if order is None else order, out, lse, lse if soft is None else soft, lse if pick is None else pick,
         *x.strides(), *out.stride(), *x.numbers(), *align.arguments(x.q),
-        **x.flags(), **align.flags(), HIDES=align.hides, ORDERED=order is not None, **tile,
+        **x.flags(), **align.flags(), ORDERED=order is not None, **tile,
     )  # fmt: skip
     return out, lse, soft, pick
 

@@ -106,6 +106,7 @@ def forward_kernel(
     best = tl.full((BF, C), float("-inf"), dtype=tl.float32)
     pick = tl.full((BF, C), -1, dtype=tl.int32)
     read = tl.zeros((BF, C), dtype=tl.float32)
+    broken = tl.zeros((BF, C), dtype=tl.int32)
     begin, end = keys_of(low, high, block, N, N - NQ, C, R, CAUSAL, LOCAL)
     for start in range(begin, end, R):
         n = start + tl.arange(0, R)
@@ -146,14 +147,16 @@ def forward_kernel(
                 read = tl.where(better, tl.sum(tl.where(j == at[:, None, :], x, 0.0), 1), read)
                 pick = tl.where(better, at, pick)
                 best = tl.maximum(best, largest)
+                broken = tl.maximum(broken, tl.max((t != t).to(tl.int32), 1))
     # NaN is neither zero nor another number: it stays alive, and so is seen in the result.
     alive = mass != 0
     at = (lead * NQ + m[None, :]) * F + f[:, None]
     inside = f_in[:, None] & m_in[None, :]
     soft = tl.where(alive, acc / tl.where(alive, mass, 1.0), 0.0)
     if CHOICE:
-        tl.store(O + at, read, mask=inside)
-        tl.store(PICK + at, pick, mask=inside)
+        # NaN is no choice.
+        tl.store(O + at, tl.where(broken > 0, float("nan"), read), mask=inside)
+        tl.store(PICK + at, tl.where(broken > 0, -1, pick), mask=inside)
     else:
         tl.store(O + at, soft, mask=inside)
     if WIDE:

@@ -76,6 +76,7 @@ def forward_kernel(
     best = tl.full((C, BF), float("-inf"), dtype=tl.float32)
     pick = tl.full((C, BF), -1, dtype=tl.int32)
     read = tl.zeros((C, BF), dtype=tl.float32)
+    broken = tl.zeros((C, BF), dtype=tl.int32)
     begin, end = keys_of(low, high, block, N, N - NQ, C, R, CAUSAL, LOCAL)
     for start in range(begin, end, R):
         n = start + tl.arange(0, R)
@@ -113,14 +114,16 @@ def forward_kernel(
                 read = tl.where(better, tl.sum(tl.where(j == at[None, :, :], x, 0.0), 0), read)
                 pick = tl.where(better, at, pick)
                 best = tl.maximum(best, largest)
+                broken = tl.maximum(broken, tl.max((t != t).to(tl.int32), 0))
     # NaN is neither zero nor another number: it stays alive, and so is seen in the result.
     alive = mass != 0
     at = (lead * NQ + m[:, None]) * F + f[None, :]
     inside = m_in[:, None] & f_in[None, :]
     soft = tl.where(alive, acc / tl.where(alive, mass, 1.0), 0.0)
     if CHOICE:
-        tl.store(O + at, read, mask=inside)
-        tl.store(PICK + at, pick, mask=inside)
+        # NaN is no choice.
+        tl.store(O + at, tl.where(broken > 0, float("nan"), read), mask=inside)
+        tl.store(PICK + at, tl.where(broken > 0, -1, pick), mask=inside)
     else:
         tl.store(O + at, soft, mask=inside)
     if WIDE:
