@@ -200,3 +200,19 @@ def test_a_term_of_each_key_goes_to_the_library_where_no_kernel_takes_it() -> No
     torch.func.vmap(function)(x[None])
     assert "one library call" in paths[0]
     assert paths[1] == "fused: bilinear scores under a softmax: our kernel"
+
+
+def test_on_a_gpu_a_small_call_that_draws_takes_a_kernel() -> None:
+    x = torch.randn(2, 64, 16)
+    sizes = {"query_dim": 16, "key_dim": 16, "hidden_dim": 16}
+    plain, *drawing = (
+        rg.Attention("additive", **sizes),
+        rg.Attention("additive", "hard", **sizes),
+        rg.Attention("additive", **sizes, dropout=0.1),
+        rg.Attention("scaled-dot", dropout=0.1),
+    )
+    assert rg.explain_dispatch(plain, x, x, device="cuda").path == "dense"
+    for attend in drawing:
+        assert rg.explain_dispatch(attend, x, x, device="cuda").path == "fused"
+        # One program alone would run over all keys of a single query.
+        assert rg.explain_dispatch(attend, x[:, :1], x, device="cuda").path == "dense"

@@ -144,7 +144,7 @@ def _alone(call: Call, impl: str) -> Dispatch:
     if library and reason is None:
         return _LIBRARY
     because = "" if reason is None else f"{reason}; "
-    if _is_small(call):
+    if _is_small(call) and not (reason is None and _draws_on_device(call)):
         return Dispatch("dense", f"{because}small enough for the equation itself")
     if transformed() and (reason is not None or not mapped(call)):
         return Dispatch("dense", f"{because}torch.func takes neither recomputation nor gradients of operators")
@@ -261,6 +261,11 @@ def _shared(call: ShardedCall, impl: str) -> Tensor:
     call.shard.ranks.agree("attending", facts(call), {})
     whole = call.whole()
     return _run(whole, _alone(whole, _overrides[-1].impl if _overrides else impl).path)
+
+
+def _draws_on_device(call: Call) -> bool:
+    """Whether several queries draw random numbers on a GPU: in torch these are a hundred launches, more than everything else."""
+    return call.seed is not None and call.device_type == "cuda" and call.nq > 1
 
 
 def _is_small(call: Call) -> bool:

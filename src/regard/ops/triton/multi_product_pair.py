@@ -32,7 +32,7 @@ from regard.ops.triton.multi_parts import (
     query_side,
     within,
 )
-from regard.ops.triton.multi_product import PROGRAMS, arithmetic, pinned, shrunk
+from regard.ops.triton.multi_product import PROGRAMS, arithmetic, in_pieces, pinned, scored, shrunk
 
 
 @quick
@@ -43,7 +43,7 @@ def query_grad_kernel(
     SOFT, LSE, DO, DELTA, DA, DW, DP, SPAN,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, FAST: tl.constexpr, QUICK: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
-    HALF: tl.constexpr, PRODUCT: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, PIECES: tl.constexpr, PRODUCT: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a and of the positions, one partial sum a tile of features, and of W, one a program; do o for the keys."""
@@ -52,8 +52,8 @@ def query_grad_kernel(
     d = tl.arange(0, BD)
     f = tile * BF + tl.arange(0, BF)
     d_in, f_in = d < D, f < F
-    w, factor = shrunk(block_of(W + lead * swl, d, f, d_in, f_in, swd, swf), 0, HALF)
-    w = w.to(PRODUCT)
+    w, factor = shrunk(block_of(W + lead * swl, d, f, d_in, f_in, swd, swf), 0, SCALED)
+    w1, w2, w3 = in_pieces(w, PIECES, PRODUCT)
     back = block_of(W + lead * swl, f, d, f_in, d_in, swf, swd).to(BACK)
     feature = f[None, None, :]
     A += lead * sal
@@ -92,7 +92,8 @@ def query_grad_kernel(
                 v = block_of(V, n, f, n_in, f_in, svn, svf)[:, None, :]
                 bump = bump_of(position[None, :, None], j, window, GAUSSIAN)
                 h, g = activate(tl.reshape(u[:, None, :] + a[None, :, :], (R * C, BD)), slope, ACT, QUICK, FAST)
-                e = tl.dot(h.to(PRODUCT), w, input_precision=PRECISION)
+                h1, h2, h3 = in_pieces(h, PIECES, PRODUCT)
+                e = scored(h1, h2, h3, w1, w2, w3, PIECES, PRECISION, FAST)
                 t = tl.reshape(e * factor[None, :], (R, C, BF))
                 t = changed(t, bump, SEED, lead, feature, i, j, heat, NOISE, GAUSSIAN)
                 p = exp2(tl.where(ok[:, :, None], t - lse[None, :, :], float("-inf")), FAST)
@@ -121,7 +122,7 @@ def key_grad_kernel(
     LSE, DO, DELTA, PICK, DU, DV,
     ACT: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, FAST: tl.constexpr, QUICK: tl.constexpr,
     NOISE: tl.constexpr, CHOICE: tl.constexpr, LEARNS: tl.constexpr, LOCAL: tl.constexpr, GAUSSIAN: tl.constexpr, DROP: tl.constexpr,
-    HALF: tl.constexpr, PRODUCT: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, PIECES: tl.constexpr, PRODUCT: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Gradients of u, one partial sum a tile of features, and of v, by the C keys that a program owns, running over the queries."""
@@ -134,8 +135,8 @@ def key_grad_kernel(
     feature, j = f[None, None, :], n[None, :, None]
     u = block_of(U + lead * sul, n, d, n_in, d_in, sun, sud) * rate
     v = block_of(V + lead * svl, n, f, n_in, f_in, svn, svf)
-    w, factor = shrunk(block_of(W + lead * swl, d, f, d_in, f_in, swd, swf), 0, HALF)
-    w = w.to(PRODUCT)
+    w, factor = shrunk(block_of(W + lead * swl, d, f, d_in, f_in, swd, swf), 0, SCALED)
+    w1, w2, w3 = in_pieces(w, PIECES, PRODUCT)
     back = block_of(W + lead * swl, f, d, f_in, d_in, swf, swd).to(BACK)
     A += lead * sal
     MASK += lead * sml
@@ -173,7 +174,8 @@ def key_grad_kernel(
                 at = m[:, None] * F + f[None, :]
                 lse = tl.load(LSE + at, mask=m_in[:, None] & f_in[None, :], other=float("inf"))
                 h, g = activate(tl.reshape(a[:, None, :] + u[None, :, :], (R * C, BD)), slope, ACT, QUICK, FAST)
-                e = tl.dot(h.to(PRODUCT), w, input_precision=PRECISION)
+                h1, h2, h3 = in_pieces(h, PIECES, PRODUCT)
+                e = scored(h1, h2, h3, w1, w2, w3, PIECES, PRECISION, FAST)
                 t = tl.reshape(e * factor[None, :], (R, C, BF))
                 t = changed(t, bump, SEED, lead, feature, i, j, heat, NOISE, GAUSSIAN)
                 t -= lse[:, None, :]
