@@ -30,7 +30,10 @@ CASES = (
     Case(hidden=100, features=70, nq=77, n=130),
     Case(hidden=64, features=64, nq=300, n=257),
     Case(hidden=50, features=64, nq=65, n=77, act="gelu", mask="causal"),
-    Case(hidden=64, features=64, nq=65, n=77, act="identity", align=cases.predictive),
+    Case(hidden=7, features=64, nq=65, n=77, act="identity", align=cases.predictive),
+    Case(hidden=20, features=16, nq=65, n=77, align=cases.tempered),
+    Case(hidden=64, features=7, nq=65, n=77, act="leaky_relu:0.1"),
+    Case(hidden=128, features=100, nq=65, n=77, align=cases.monotonic),
     Case(hidden=7, features=33, nq=65, n=77, align=cases.reinforced_choice),
     Case(dtype=BF16, hidden=3, features=1, nq=5, n=1, act="identity"),
     Case(dtype=BF16, hidden=0, features=64, nq=300, n=257, act="tanh:5.0"),
@@ -86,7 +89,7 @@ def test_kernels_are_as_exact_as_the_dense_execution(case: Case) -> None:
 def test_queries_come_in_panels_whose_parts_are_bounded(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     from regard.ops.triton import multi_product_grads
 
-    monkeypatch.setattr(multi_product_grads, "PANEL", 2**14)
+    monkeypatch.setattr(multi_product_grads, "PANEL", 2**13)
     monkeypatch.setattr(multi_product_grads, "PROGRAMS", 7)
     seen = cases.launches(monkeypatch, multi_product_grads, "grad_kernel")
     check(case, fused, "cuda")

@@ -205,7 +205,7 @@ def tile(x: Operands) -> dict[str, int]:
     bd, bf = (max(16, power_of_2(size)) for size in (width, features))
     if not x.is_half:
         # Measured on an H200: 0.56 ms, with a second stage 0.60, with half of the features at a time 1.69.
-        most, stages = (64, 1) if is_narrow(x) else (32, 2)
+        most, stages = (64, 1) if is_narrow(x) or x.is_bounded else (32, 2)
         return {"R": 8, "C": 8, "BD": bd, "BF": min(bf, most), "num_warps": 4, "num_stages": stages}
     most = 32 if bd > 128 and x.a.dtype == torch.float16 else 64
     # Measured on an H200: 0.98 ms, where 8 queries a tile take 1.28.
@@ -213,14 +213,17 @@ def tile(x: Operands) -> dict[str, int]:
     return {"R": 8, "C": c, "BD": bd, "BF": min(bf, most), "num_warps": 8 if bd > 64 else 4, "num_stages": 3}
 
 
-def arithmetic(x: Operands) -> dict[str, object]:
-    """The dtypes in which the products meet, in how many pieces, and whether W is divided by its largest entries before."""
+def arithmetic(x: Operands, apart: bool = True) -> dict[str, object]:
+    """The dtypes in which the products meet, in how many pieces if `apart`, and whether W is divided by its largest entries before."""
+    pieces = 1
+    if apart and not x.is_half:
+        pieces = 2 if x.is_bounded else 3 if is_narrow(x) else 1
     wide = tl.bfloat16 if x.on_device and x.a.dtype == torch.bfloat16 else tl.float32
     return {
         **x.flags(),
-        "SCALED": x.is_half or x.is_bounded,
-        "PIECES": 1 if x.is_half else 2 if x.is_bounded else 3 if is_narrow(x) else 1,
-        "PRODUCT": tl.float16 if x.is_bounded else wide,
+        "SCALED": x.is_half or pieces == 2,
+        "PIECES": pieces,
+        "PRODUCT": tl.float16 if pieces == 2 or (x.is_half and x.is_bounded) else wide,
         "BACK": wide,
         "PRECISION": ("tf32" if x.is_half else "tf32x3") if x.on_device else "ieee",
     }

@@ -178,7 +178,7 @@ def backward(
     dv = x.room(x.v, single, x.lead, n, features)
     found = []
     parts = do.new_empty(rows * of_query)
-    given, flags, pick = x.arguments(None), arithmetic(x), lse if pick is None else pick
+    given, flags, pick = x.arguments(None), arithmetic(x, is_narrow(x)), lse if pick is None else pick
     for begin in range(0, nq, rows):
         end = min(begin + rows, nq)
         grad_kernel[(x.lead * tiles * groups,)](

@@ -32,7 +32,7 @@ from regard.ops.triton.multi_parts import (
     query_side,
     within,
 )
-from regard.ops.triton.multi_product import PROGRAMS, arithmetic, in_pieces, pinned, scored, shrunk
+from regard.ops.triton.multi_product import PROGRAMS, arithmetic, in_pieces, is_narrow, pinned, scored, shrunk
 
 
 @quick
@@ -218,7 +218,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of a, u, w, v, in float32 or in their dtypes, and the positions (L, Nq); what comes in is contiguous, in float32."""
     nq, n, width, features = x.sizes
-    given, flags = x.arguments(reach), arithmetic(x)
+    given, flags = x.arguments(reach), arithmetic(x, is_narrow(x))
     shape = tile(x, "query")
     blocks, tiles = cdiv(nq, shape["C"]), cdiv(features, shape["BF"])
     span = min(blocks, cdiv(x.lead * blocks, PROGRAMS))
