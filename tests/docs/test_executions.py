@@ -34,7 +34,7 @@ def test_every_cell_says_what_a_call_takes() -> None:
     for title in executions.DEVICES.values():
         assert f"**{title}**" in page
     cpu, gpu = page.split(f"**{executions.DEVICES['cuda']}**")
-    assert "| activated general | blockwise; banded (window) | blockwise |" in cpu
+    assert "| activated general | blockwise; banded (window); padded (padding) | blockwise |" in cpu
     assert "| activated general | fused; banded (window); blockwise (float64) | fused; blockwise (float64) |" in gpu
     assert "| additive (GATv2), along edges | fused; blockwise (float64) |" in gpu
     assert "| — |" in gpu

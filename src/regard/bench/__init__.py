@@ -85,20 +85,22 @@ def run(
     ask = import_module(module).rows
     trains = "seconds" in signature(ask).parameters
     here = machine()
-    for row in ask(seconds=seconds) if trains and seconds is not None else _in_time(ask(), seconds):
+    for row in ask(seconds=seconds) if trains and seconds is not None else _in_time(ask(), seconds, say):
         rows.append(row)
         say(f"  {row.case}: {row.what}{f' ({row.note})' if row.note else ''}")
         if results is not None:
             # At once: a run that is cut off keeps what it had.
             store([row], results / f"{name}.jsonl", command, here)
     say(table(rows))
+    if results is not None:
+        say(f"stored: {results / f'{name}.jsonl'}")
     draw = getattr(import_module(module), "draw", None)
     # A figure shows all of a question.
     if draw is not None and results is not None and (trains or seconds is None):
         say(f"figure: {draw(rows, results)}")
 
 
-def _in_time(rows: Iterable[Row], seconds: float | None) -> Iterator[Row]:
+def _in_time(rows: Iterable[Row], seconds: float | None, say: Callable[[str], None]) -> Iterator[Row]:
     """Rows while there is time for one more, if it takes no longer than the longest so far."""
     begin = last = time.perf_counter()
     longest = 0.0
@@ -107,4 +109,5 @@ def _in_time(rows: Iterable[Row], seconds: float | None) -> Iterator[Row]:
         now = time.perf_counter()
         longest, last = max(longest, now - last), now
         if seconds is not None and now - begin + longest > seconds:
+            say(f"  no time for more lines in {seconds:g} s")
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,9 @@ from regard._errors import refusal
 from regard.ops.banded import Reach
 from regard.ops.fill import where
 from regard.ops.packed import Pieces
+from regard.ops.padded import Extents
 from regard.ops.parallel.ranks import Shard
+from regard.ops.transforms import transformed
 
 _SCAN_ELEMENTS = 1 << 22
 
@@ -56,6 +58,20 @@ class Bound:
     def reach(self) -> Reach | None:
         """The band of keys around each query, where that is all the mask says beside which keys are real; None elsewhere."""
         return None
+
+    @property
+    def extents(self) -> Extents | None:
+        """Where the real keys of each entry of the first axis begin and end, where that can be looked at for nothing; None elsewhere."""
+        return None
+
+    @property
+    def is_keys_alone(self) -> bool:
+        """Whether every query may attend the same keys."""
+        return False
+
+    def entries(self, chosen: Tensor) -> Bound:
+        """The same for some entries of the first axis."""
+        return self
 
     @property
     def pieces(self) -> Pieces | None:
@@ -194,6 +210,48 @@ class BoundKeys(Bound):
     def shape(self) -> tuple[int, ...]:
         return (*self.allowed.shape[:-1], 1, self.sizes.n)
 
+    @property
+    def extents(self) -> Extents | None:
+        # On a GPU looking would have the host wait; a subclass may have nothing to look at.
+        if (
+            torch.compiler.is_compiling()
+            or transformed()
+            or type(self.allowed) is not Tensor
+            or not self.allowed.is_cpu
+        ):
+            return None
+        if "extents" not in self.memo:
+            self.memo["extents"] = self._looked_up()
+        found: Extents = self.memo["extents"]
+        return found
+
+    def _looked_up(self) -> Extents:
+        """Over all axes but the first and the keys."""
+        if self.allowed.dim() == 1:
+            real = self.allowed[None]
+        else:
+            real = self.allowed.reshape(self.allowed.shape[0], -1, self.sizes.n).any(1)
+        if not self.sizes.n:
+            return Extents((0,) * len(real), (0,) * len(real), (True,) * len(real))
+        first, count = real.to(torch.uint8).argmax(-1), real.sum(-1)
+        end = where(real, torch.arange(1, self.sizes.n + 1), 0).amax(-1)
+        return Extents(*(tuple(x.tolist()) for x in (first, end, end - first == count)))
+
+    @property
+    def is_keys_alone(self) -> bool:
+        return True
+
+    def entries(self, chosen: Tensor) -> Bound:
+        single = self.allowed.dim() == 1 or self.allowed.shape[0] == 1
+        return self if single else replace(self, allowed=self.allowed[chosen])
+
+    def span(self, i: range) -> range:
+        extents = self.extents
+        if extents is None or not extents.end:
+            return super().span(i)
+        ends = [(first, end) for first, end, _ in zip(*extents, strict=True) if end > first]
+        return range(min(first for first, _ in ends), max(end for _, end in ends)) if ends else range(0)
+
     def joined(self, other: Bound) -> Bound | None:
         return BoundKeys(self.allowed & other.allowed, self.sizes) if isinstance(other, BoundKeys) else None
 
@@ -324,6 +382,14 @@ class BoundBoth(Bound):
         band, keys = self._band_and_keys()
         reach = None if band is None else band.reach
         return None if reach is None or keys is None else reach._replace(real=keys.allowed)
+
+    @property
+    def extents(self) -> Extents | None:
+        band, keys = self._band_and_keys()
+        return None if band is None or keys is None else keys.extents
+
+    def entries(self, chosen: Tensor) -> Bound:
+        return BoundBoth(self.left.entries(chosen), self.right.entries(chosen), self.sizes)
 
     def packed(self) -> Bound | None:
         return self.left.packed() or self.right.packed()

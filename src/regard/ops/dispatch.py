@@ -21,6 +21,7 @@ from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_wort
 from regard.ops.hashed import HashedCall
 from regard.ops.kernels import by_panels, mapped
 from regard.ops.packed import packed, why_not_packed
+from regard.ops.padded import padded, why_not_padded
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
@@ -32,6 +33,10 @@ IMPLS = ("auto", "dense", "blockwise", "fused")
 SMALL_HIDDEN_ELEMENTS = 1 << 16
 # On a GPU what takes time below this is to launch: the equation's few operators are quicker than kernels or tiles, and take 64 MiB.
 SMALL_ON_DEVICE = 1 << 24
+
+
+# Executions that cut a call into calls, each of which takes an execution of its own.
+_CUTS = {"banded": banded, "packed": packed, "padded": padded}
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,8 @@ def _alone(call: Call, impl: str) -> Dispatch:
         return Dispatch(
             "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
         )
+    if call.mask is not None and not torch.compiler.is_compiling() and why_not_padded(call) is None:
+        return Dispatch("padded", "padded sequences side by side: those of about one length together")
     library = call.form.is_plain and why_not_library(call) is None
     reason = (None if library else why_not_fused(call)) or why_not_worthwhile(call)
     if library and reason is None:
@@ -241,8 +248,8 @@ def _run(call: Call, path: str) -> Tensor:
         return dense(call)
     if path == "fused":
         return fused(call, _asked_rows())
-    if path in ("banded", "packed"):
-        cut = banded if path == "banded" else packed
+    if path in _CUTS:
+        cut = _CUTS[path]
         return cut(call, lambda part: _run(part, _alone(part, "auto").path))
     if path == "chunked" and isinstance(call, HashedCall):
         return call.chunked()

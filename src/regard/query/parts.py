@@ -16,6 +16,7 @@ from regard.general.scores.base import width
 from regard.ops.banded import Reach
 from regard.ops.dispatch import autocasting
 from regard.ops.packed import Pieces
+from regard.ops.padded import Extents
 
 
 class Others(Mask):
@@ -99,6 +100,17 @@ class _BoundFilled(Bound):
     @property
     def pieces(self) -> Pieces | None:
         return self.bound.pieces
+
+    @property
+    def extents(self) -> Extents | None:
+        return self.bound.extents
+
+    @property
+    def is_keys_alone(self) -> bool:
+        return self.bound.is_keys_alone
+
+    def entries(self, chosen: Tensor) -> Bound:
+        return replace(self, bound=self.bound.entries(chosen))
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         return self._spread(self.bound.tile(i, j, device), 2)
