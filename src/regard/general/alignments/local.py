@@ -159,6 +159,7 @@ class Local(Alignment):
         if scores.shape[-1] == 0:
             return scores
         window = self.window_of(mask, tile, scores)
+        scores = self._lost(scores, tile)
         if not self.gaussian:
             return softmax(scores, window)
         bump = self.log_gaussian(tile).to(scores.dtype)
@@ -173,11 +174,18 @@ class Local(Alignment):
         inside = self.inside(p, j)
         allowed = readable(scores, mask)
         window = inside & allowed
-        distance = where(allowed, (j - p).abs(), math.inf)
+        # Of a position that is no number any key will do: it is read as NaN.
+        distance = where(allowed, (j - p).abs().nan_to_num(nan=0.0, posinf=math.inf), math.inf)
         # The first of equals: the lower position.
         nearest = (distance == distance.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1, keepdim=True)
         fallback = (torch.arange(scores.shape[-1], device=scores.device) == nearest) & allowed
         return torch.where(window.any(-1, keepdim=True), window, fallback)
+
+    def _lost(self, scores: Tensor, tile: Tile) -> Tensor:
+        """NaN for a query whose predicted position is none."""
+        if self.position == "monotonic":
+            return scores
+        return where(~tile.per_row(tile.call.prepared["position"]).isnan(), scores, math.nan)
 
     def inside(self, p: Tensor, j: Tensor) -> Tensor:
         """Whether position j lies in the window of p, the mask aside."""
@@ -199,9 +207,11 @@ class Local(Alignment):
             return part.per_row(part.call.prepared["position"]).detach()
 
         def in_window(scores: Tensor, part: Tile) -> Tensor:
+            lost = position(part).isnan() & readable(scores, None)
             if self.gaussian and self.renormalize:
                 scores = scores + self.log_gaussian(part).to(scores.dtype)
-            return where(self.inside(position(part), part.positions()[1]), scores, -math.inf)
+            near = where(self.inside(position(part), part.positions()[1]), scores, -math.inf)
+            return where(~lost, near, math.nan)
 
         def nearness(scores: Tensor, part: Tile) -> Tensor:
             near = -(part.positions()[1] - position(part)).abs().to(scores.dtype)

@@ -62,6 +62,8 @@ def _nearest(MASK, BIAS, m, m_in, position, empty, N, smm, smn, sbm, sbn, offset
     CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The allowed key nearest to the position of each empty row, the first of equals; -1 where there is none."""
+    # Of a position that is no number any key will do: it is read as NaN.
+    position = tl.where(position == position, position, 0.0)
     pick = tl.full((BM,), -1, dtype=tl.int32)
     near = tl.full((BM,), float("-inf"), dtype=tl.float32)
     if tl.max(empty.to(tl.int32), 0) > 0:
@@ -207,6 +209,13 @@ def forward_kernel(
             MASK, BIAS, m, m_in, position, m_in & (alive == 0), N, smm, smn, sbm, sbn, offset,
             CAUSAL, HAS_MASK, HAS_BIAS, BM, BN,
         )  # fmt: skip
+        if tl.max((pick >= 0).to(tl.int32), 0) > 0:
+            # Its score decides nothing, but whether it is a number.
+            broken = (position != position).to(tl.int32)
+            for k in range(0, D):
+                z = tl.load(A + m * sam + k * sad, mask=pick >= 0, other=0.0).to(tl.float32)
+                z += tl.load(U + pick * sun + k * sud, mask=pick >= 0, other=0.0).to(tl.float32)
+                broken = tl.maximum(broken, (z != z).to(tl.int32))
     if CHOICE != 0 or LOCAL:
         read = tl.load(V + pick[:, None] * svn + c[None, :] * svd, mask=(pick >= 0)[:, None] & columns, other=0.0)
         gain = tl.full((BM,), 1.0, dtype=tl.float32)
@@ -215,8 +224,7 @@ def forward_kernel(
         if GAUSSIAN == 2:
             gain *= tl.exp(log_gaussian(position, pick, window))
         read = read.to(tl.float32) * gain[:, None]
-        if CHOICE != 0:
-            read = tl.where((broken > 0)[:, None], float("nan"), read)
+        read = tl.where((broken > 0)[:, None], float("nan"), read)
         out = tl.where((pick >= 0)[:, None], read, out) if CHOICE == 0 else read
         tl.store(PICK + lead * NQ + m, pick, mask=m_in)
     if WIDE:

@@ -120,8 +120,9 @@ def gains(
 @triton.jit
 def span(position, m_in, window, end, BN: tl.constexpr):
     """From the first block of keys to the last key that the windows of some queries reach."""
-    low = tl.min(tl.where(m_in, tl.ceil(position - window), float("inf")), 0)
-    high = tl.max(tl.where(m_in, tl.floor(position + window), float("-inf")), 0)
+    there = m_in & (position == position)
+    low = tl.min(tl.where(there, tl.ceil(position - window), float("inf")), 0)
+    high = tl.max(tl.where(there, tl.floor(position + window), float("-inf")), 0)
     last = end * 1.0
     first = tl.maximum(tl.minimum(low, last), 0.0).to(tl.int32)
     return first // BN * BN, tl.minimum(tl.maximum(high + 1.0, 0.0), last).to(tl.int32)

@@ -88,6 +88,8 @@ def _nearest(
     MASK, m, position, empty, smm, smn, lag, NQ, N, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The allowed key nearest to the position of each empty row, the first of equals; -1 where there is none."""
+    # Of a position that is no number any key will do: it is read as NaN.
+    position = tl.where(position == position, position, 0.0)
     pick = tl.full((BM,), -1, dtype=tl.int32)
     near = tl.full((BM,), float("-inf"), dtype=tl.float32)
     if not HAS_MASK:
@@ -98,7 +100,7 @@ def _nearest(
         close = tl.ceil(position - 0.5)
         close = tl.where(close > 0.0, close, 0.0)
         pick = tl.minimum(tl.where(close < last, close, last * 1.0).to(tl.int32), last)
-        pick = tl.where(position == position, tl.maximum(pick, -1), -1)
+        pick = tl.maximum(pick, -1)
     elif tl.max(empty.to(tl.int32), 0) > 0:
         for start in range(0, N, BN):
             n = start + tl.arange(0, BN)
@@ -201,6 +203,15 @@ def forward_kernel(
     elif LOCAL:
         empty = m_in & (alive == 0)
         pick = _nearest(MASK, m, position, empty, smm, smn, lag, NQ, N, CAUSAL, HAS_MASK, BM, BN)
+        if tl.max((pick >= 0).to(tl.int32), 0) > 0:
+            # Its score decides nothing, but whether it is a number.
+            near = tl.load(
+                K + pick[:, None].to(tl.int64) * skn + d[None, :] * skd,
+                mask=(pick >= 0)[:, None] & (d < D)[None, :],
+                other=0.0,
+            )
+            product = tl.sum(q.to(tl.float32) * near.to(tl.float32), 1)
+            broken = ((product != product) | (position != position)).to(tl.int32)
     if CHOICE != 0 or LOCAL:
         at = V + pick[:, None].to(tl.int64) * svn + c[None, :] * svd
         read = tl.load(at, mask=(pick >= 0)[:, None] & columns, other=0.0).to(tl.float32)
@@ -210,8 +221,7 @@ def forward_kernel(
         if GAUSSIAN == 2:
             factor *= exp2(log_gaussian(position, pick, window) * LOG2E, DEVICE)
         read = read * factor[:, None]
-        if CHOICE != 0:
-            read = tl.where((broken > 0)[:, None], float("nan"), read)
+        read = tl.where((broken > 0)[:, None], float("nan"), read)
         if CHOICE == 0:
             out = tl.where((pick >= 0)[:, None], read, out)
         else:

@@ -176,13 +176,17 @@ def reach_kernel(
     m = tl.program_id(0) * C + tl.arange(0, C)
     m_in = m < NQ
     position = tl.load(POSITION + lead * spl + m, mask=m_in, other=0.0)
+    # Of a position that is no number any key will do: its score is NaN.
+    lost = position != position
+    position = tl.where(lost, 0.0, position)
     seen = tl.zeros((C,), dtype=tl.int32)
     shortest = tl.full((C,), float("inf"), dtype=tl.float32)
     nearest = tl.full((C,), 2147483647, dtype=tl.int32)
     for start in range(0, N, R):
         n = start + tl.arange(0, R)
         ok = allowed(MASK + lead * sml, n, m, n < N, m_in, smn, smm, N - NQ, False, CAUSAL, HAS_MASK)
-        seen = tl.maximum(seen, tl.max((ok & inside(position[None, :], n[:, None], window)).to(tl.int32), 0))
+        near = ok & inside(position[None, :], n[:, None], window) & (lost == 0)[None, :]
+        seen = tl.maximum(seen, tl.max(near.to(tl.int32), 0))
         distance = tl.where(ok, tl.abs(n[:, None] - position[None, :]), float("inf"))
         short = tl.min(distance, 0)
         first = tl.min(tl.where(ok & (distance == short[None, :]), n[:, None], 2147483647), 0)

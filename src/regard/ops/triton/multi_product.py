@@ -155,6 +155,8 @@ def forward_kernel(
             e = scored(w1, w2, w3, h1, h2, h3, PIECES, PRECISION, FAST)
             t = tl.reshape(e, (BF, R, C)) * factor[:, None, None]
             t = changed(t, bump, SEED, lead, feature, i, j, heat, NOISE, GAUSSIAN)
+            if LOCAL:
+                t = tl.where((position == position)[None, None, :], t, float("nan"))
             t = tl.where(ok[None, :, :], t, float("-inf"))
             x = gained(v, bump, SEED, lead, feature, i, j, dropout, DROP, GAUSSIAN, FAST)
             if LEARNS:

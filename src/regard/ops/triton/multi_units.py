@@ -94,6 +94,8 @@ def forward_kernel(
             bump = bump_of(position[None, :, None], j, window, GAUSSIAN)
             h, _ = activate(u[:, None, :] + a[None, :, :], slope, ACT, QUICK, FAST)
             t = changed(h * w[None, None, :], bump, SEED, lead, feature, i, j, heat, NOISE, GAUSSIAN)
+            if LOCAL:
+                t = tl.where((position == position)[None, :, None], t, float("nan"))
             t = tl.where(ok[:, :, None], t, float("-inf"))
             x = gained(v, bump, SEED, lead, feature, i, j, dropout, DROP, GAUSSIAN, FAST)
             if LEARNS:
