@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,18 @@ def test_an_archive_is_checked(tmp_path: Path) -> None:
     torch.load(tmp_path / "state")  # which does not notice
     with pytest.raises(DamagedError, match="has changed since"):
         check_archive(tmp_path / "state")
+
+
+@pytest.mark.parametrize("how", ["attribute", "name"])
+def test_an_archive_has_no_folders(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "state"
+    torch.save({"x": torch.arange(1.0, 13.0)}, path)
+    if how == "name":
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("state/more/", b"")
+    else:
+        whole = bytearray(path.read_bytes())
+        whole[whole.rindex(b"state/data/0") - 46 + 38] ^= 0x10
+        path.write_bytes(whole)
+    with pytest.raises(DamagedError, match="has changed since"):
+        check_archive(path)

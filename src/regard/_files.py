@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Where a file of tensors keeps the sum of their bytes.
 _SUM = "crc32"
+# What MS-DOS says of a folder, in an archive.
+_FOLDER = 0x10
 
 
 class DamagedError(ValueError):
@@ -102,6 +104,11 @@ def _sum(tensors: Mapping[str, Tensor]) -> str:
 def check_archive(path: Path) -> None:
     """Refuse an archive, such as torch writes, of which a member is not what its sum says: reading one does not look."""
     with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
+        damaged = archive.testzip() or next((x.filename for x in archive.infolist() if _is_folder(x)), None)
     if damaged is not None:
         raise DamagedError(f"{damaged} has changed since it was written")
+
+
+def _is_folder(member: zipfile.ZipInfo) -> bool:
+    """Whether a reader may take a member for a folder: torch then reads nothing, and gives whatever the memory held before."""
+    return member.filename.endswith("/") or bool(member.external_attr & _FOLDER)
