@@ -372,3 +372,11 @@ def test_a_memory_may_be_looked_at_as_a_whole():
     assert torch.allclose(decode(x, memory)[:, :3], decode(x[:, :3], memory), atol=1e-6)
     with pytest.raises(ValueError, match="align: got Sinkhorn"):
         rg.TransformerDecoder(8, 2, 1, align=rg.Sinkhorn(), **own)
+
+
+@pytest.mark.parametrize("mask", [rg.Packed([2, 3]), rg.Causal()], ids=repr)
+def test_a_mask_of_pairs_in_place_of_one_of_tokens_is_shown_its_place(mask):
+    name = type(mask).__name__
+    with pytest.raises(TypeError, match=rf"mask of tokens: got {name}, .* Fix: .* pass it as pairs="):
+        rg.TransformerEncoder(8, 2, 1)(torch.randn(5, 8), mask)
+    rg.TransformerEncoder(8, 2, 1)(torch.randn(5, 8), pairs=mask)

@@ -105,6 +105,8 @@ def mass_received(rows: Rows, _: Any) -> Tensor:
     return rows.of_all_keys(rows.weights.sum(-2))
 
 
+# What is asked of a call itself, and is no field.
+OF_THE_CALL = ("weights_of", "log_prob", "expected_loss")
 # Of scores nobody may leave any out.
 OF_ALL_PAIRS = ("scores",)
 # They count every key that the mask allows, also those that an alignment does not read.
@@ -143,6 +145,9 @@ def _edge_tile(rows: Rows) -> EdgeTile:
 def check_fields(names: Mapping[str, Any]) -> None:
     """Refuse what is not a field."""
     for name in names:
+        if name in OF_THE_CALL:
+            fix = f"Fix: {name}(…) is a method of a trace without named fields; torch.save keeps what it gives."
+            raise ValueError(refusal("fields", repr(name), f"some of {', '.join(FIELDS)}", fix))
         if name not in FIELDS:
             raise ValueError(
                 refusal("fields", repr(name), f"some of {', '.join(FIELDS)}", nearest(name, FIELDS, listed=True))
