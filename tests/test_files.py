@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -68,17 +69,30 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path: Path) -> None:
-    path = write_tensors(tmp_path / "some", {"x": torch.randn(4, 4), "y": torch.arange(5)})
+    written = {"x": torch.randn(4, 4), "y": torch.arange(5)}
+    path = write_tensors(tmp_path / "some", written, {"path": "layers.0.attention"})
     whole = path.read_bytes()
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    for place in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
         try:
             found, metadata = read_tensors(path)
         except DamagedError:
             continue
-        # A file without a sum, or with another name for it, is somebody else's.
-        assert "crc32" not in metadata
-        assert found.keys() == {"x", "y"}
+        # Without a sum under its name a file may be an older one; the name is then all that changed.
+        assert "crc32_metadata" not in metadata
+        assert metadata["path"] == "layers.0.attention"
+        assert found.keys() == written.keys()
+        assert all(torch.equal(found[name], x) for name, x in written.items())
+
+
+def test_a_file_that_sums_its_tensors_alone_is_read(tmp_path: Path) -> None:
+    path = write_tensors(tmp_path / "new", {"x": torch.ones(2)}, {"who": "me"})
+    metadata = read_tensors(path)[1]
+    del metadata["crc32_metadata"]
+    save_file({"x": torch.ones(2)}, tmp_path / "old", metadata=metadata)
+    assert read_tensors(tmp_path / "old")[1]["who"] == "me"
 
 
 def test_tensors_without_a_sum_are_read(tmp_path: Path) -> None:
@@ -96,3 +110,18 @@ def test_an_archive_is_checked(tmp_path: Path) -> None:
     torch.load(tmp_path / "state")  # which does not notice
     with pytest.raises(DamagedError, match="has changed since"):
         check_archive(tmp_path / "state")
+
+
+@pytest.mark.parametrize("how", ["attribute", "name"])
+def test_an_archive_has_no_folders(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "state"
+    torch.save({"x": torch.arange(1.0, 13.0)}, path)
+    if how == "name":
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("state/more/", b"")
+    else:
+        whole = bytearray(path.read_bytes())
+        whole[whole.rindex(b"state/data/0") - 46 + 38] ^= 0x10
+        path.write_bytes(whole)
+    with pytest.raises(DamagedError, match="has changed since"):
+        check_archive(path)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Where a file of tensors keeps the sum of their bytes.
-_SUM = "crc32"
+# Where a file of tensors keeps the sum of their bytes, and of what else is said in it.
+_SUM, _SUM_BESIDE = "crc32", "crc32_metadata"
+# What MS-DOS says of a folder, in an archive.
+_FOLDER = 0x10
 
 
 class DamagedError(ValueError):
@@ -69,7 +71,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """A safetensors file, whole or not at all, with the sum of its bytes: the format itself has none."""
     from safetensors.torch import save_file
 
-    known = {**(metadata or {}), _SUM: _sum(tensors)}
+    beside = dict(metadata or {})
+    known = {**beside, _SUM: _sum(tensors), _SUM_BESIDE: _sum_of_text(beside)}
     return whole(path, lambda draft: save_file(dict(tensors), draft, metadata=known))
 
 
@@ -83,8 +86,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise DamagedError(str(error)) from error
-    if metadata.get(_SUM, expected := _sum(tensors)) != expected:
-        raise DamagedError("its bytes have changed since it was written")
+    beside = {name: text for name, text in metadata.items() if name not in (_SUM, _SUM_BESIDE)}
+    # Older files have no sum of what is said beside the tensors.
+    for name, expected in ((_SUM, _sum(tensors)), (_SUM_BESIDE, _sum_of_text(beside))):
+        if metadata.get(name, expected) != expected:
+            raise DamagedError("its bytes have changed since it was written")
     return tensors, metadata
 
 
@@ -99,9 +105,18 @@ def _sum(tensors: Mapping[str, Tensor]) -> str:
     return f"{total:08x}"
 
 
+def _sum_of_text(metadata: Mapping[str, str]) -> str:
+    return f"{zlib.crc32(json.dumps(sorted(metadata.items())).encode()):08x}"
+
+
 def check_archive(path: Path) -> None:
     """Refuse an archive, such as torch writes, of which a member is not what its sum says: reading one does not look."""
     with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
+        damaged = archive.testzip() or next((x.filename for x in archive.infolist() if _is_folder(x)), None)
     if damaged is not None:
         raise DamagedError(f"{damaged} has changed since it was written")
+
+
+def _is_folder(member: zipfile.ZipInfo) -> bool:
+    """Whether a reader may take a member for a folder: torch then reads nothing, and gives whatever the memory held before."""
+    return member.filename.endswith("/") or bool(member.external_attr & _FOLDER)

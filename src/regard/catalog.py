@@ -37,6 +37,7 @@ class Entry:
     preset: Mapping[str, Any] = field(default_factory=dict)  # constructor arguments that make this entry of its class
     example: str = ""  # a doctest, where that of the class shows another of its entries
     part: str = ""  # what an attention takes it as, where its place does not say so
+    also: tuple[str, ...] = ()  # other names under which it is looked for
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as `regard list --json` prints it."""
@@ -130,11 +131,11 @@ def find(name: str, category: str | None = None, argument: str = "name") -> Entr
 
 
 def _called(name: str, known: Mapping[str, Entry]) -> Entry | None:
-    """The entry that somebody means by a name: its own, in either language, or that of its class."""
+    """The entry that somebody means by a name: its own, in either language, that of its class, or another that it goes by."""
     wanted = canonical(name)
     if wanted in known:
         return known[wanted]
-    meant = (e for e in known.values() if e.zh == name.strip() or canonical(e.cls.__name__) == wanted)
+    meant = (e for e in known.values() if e.zh == name.strip() or wanted in (canonical(e.cls.__name__), *e.also))
     return next(meant, None)
 
 

@@ -73,3 +73,9 @@ def test_labels_and_place_are_translated():
 def test_an_argument_that_goes_by_name_is_shown_by_name():
     result = CliRunner().invoke(app, ["show", "transformer-xl"])
     assert "memory=…" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["gatv2", "GATv2"])
+def test_a_mechanism_is_found_by_the_name_that_its_score_goes_by(name):
+    assert invoke(name) == invoke("graph-attention")
+    assert invoke("gat") != invoke("graph-attention")

@@ -188,3 +188,12 @@ def test_refusals(block: type) -> None:
         encode(x, rg.Padding(torch.tensor([3, 4])))
     with pytest.raises(ValueError, match="dim: got 0, expected a whole number >= 1"):
         block(0)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_direction_is_not_given_up_to_an_alignment_that_reads_all_tokens(direction: str) -> None:
+    for align in (rg.Sinkhorn(), rg.DependencyTree()):
+        with pytest.raises(ValueError, match="align: got .*, expected one that decides each row by itself"):
+            rg.DirectionalSelfAttention(D, direction=direction, align=align)
+    rg.DirectionalSelfAttention(D, direction=direction, align=rg.Sparsemax())
+    rg.DirectionalSelfAttention(D, align=rg.Sinkhorn())

@@ -213,8 +213,14 @@ TYPES: dict[str, tuple[Act, str]] = {
     ),
     "mask of integers": (attend(mask=q(7, 11).int()), message("mask", "a tensor of torch.int32", "torch.bool")[:-2]),
     "keys": (lambda: rg.Keys(q(11)), message("mask", "a tensor of torch.float32", "torch.bool")[:-2]),
-    "lengths": (lambda: rg.Padding(q(2)), message("lengths", "a tensor of torch.float32", "a tensor of integers")),
-    "list of lengths": (lambda: rg.Padding([3, 5]), message("lengths", "list", "a tensor of integers")),
+    "lengths": (
+        lambda: rg.Padding(q(2)),
+        message("lengths", "a tensor of torch.float32", "a tensor of integers, or a list of whole numbers"),
+    ),
+    "list of lengths": (
+        lambda: rg.Padding([3, 5.0]),
+        message("lengths", "[3, 5.0]", "a tensor of integers, or a list of whole numbers"),
+    ),
     "function": (lambda: rg.Where(3), message("function", "int", "a function of indices i and j")),
     "function of numbers": (
         attend(mask=rg.Where(lambda i, j: i - j)),
@@ -593,3 +599,26 @@ def test_what_is_explained_is_an_attention_on_a_known_device():
         rg.explain_dispatch(layer, x)
     with pytest.raises(TypeError, match=r"module: got Linear, expected an Attention\.$"):
         rg.explain_dispatch(torch.nn.Linear(4, 4), x)
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_tensors_are_refused_with_a_way_out(layout):
+    parts = [torch.randn(2, 4), torch.randn(3, 4)]
+    x, plain = torch.nested.nested_tensor(parts, layout=layout), torch.randn(2, 3, 4)
+    attend = rg.Attention("dot")
+    for name, given in {"key": (plain, x), "query": (x, plain), "value": (plain, plain, x)}.items():
+        with pytest.raises(TypeError, match=rf"{name}: got a nested tensor, .* Fix: .* regard.Packed\(lengths\)"):
+            attend(*given)
+    for module in (rg.TransformerEncoder(4, 2, 1), rg.MultiHeadAttention(4, 2), rg.SelfAttention(4)):
+        with pytest.raises(TypeError, match=r"got a nested tensor, .* Fix: .* regard.Packed\(lengths\)"):
+            module(x)
+    # The way out.
+    packed = attend(torch.cat(parts), torch.cat(parts), mask=rg.Packed([2, 3]))
+    assert torch.allclose(packed[:2], attend(parts[0], parts[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("device", [3.4, [1], object, "moon"], ids=str)
+def test_what_is_no_device_is_refused_by_name(device):
+    x = torch.randn(5, 4)
+    with pytest.raises(ValueError, match="device: got .*, expected 'cpu' or 'cuda'"):
+        rg.explain_dispatch(rg.Attention("dot"), x, x, device=device)

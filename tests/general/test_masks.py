@@ -241,3 +241,18 @@ def test_a_query_without_keys_may_hold_anything_where_keys_are_filled(impl: str)
     assert (context == 0).all()
     for gradient in torch.autograd.grad(context.sum(), (query, key)):
         assert (gradient == 0).all()
+
+
+def test_lengths_of_padding_are_a_tensor_or_whole_numbers():
+    x = torch.randn(2, 5, 4)
+    attend = rg.Attention("dot")
+    assert torch.equal(attend(x, x, mask=rg.Padding([3, 5])), attend(x, x, mask=rg.Padding(torch.tensor([3, 5]))))
+    assert repr(rg.Padding((3, 5))) == "Padding(lengths=[3, 5])"
+    assert attend(x[:0], x[:0], mask=rg.Padding([])).shape == (0, 5, 4)
+    for wrong in ([1.5], [True], [[1]], ["3"], 3, "35"):
+        with pytest.raises(
+            TypeError, match="lengths: got .*, expected a tensor of integers, or a list of whole numbers"
+        ):
+            rg.Padding(wrong)
+    with pytest.raises(ValueError, match="lengths: got .*-1"):
+        rg.Padding([3, -1])

@@ -239,3 +239,28 @@ def test_a_mask_that_was_changed_since_is_noticed(mask):
         return
     with pytest.raises(RuntimeError, match="changed in place since"):
         _ = trace.weights
+
+
+@pytest.mark.parametrize("name", ["weights_of", "log_prob", "expected_loss"])
+def test_what_is_asked_of_the_call_itself_is_no_field(name, tmp_path):
+    attend, x = rg.Attention("dot"), torch.randn(11, 3)
+    said = rf"fields: got '{name}'.*Fix: {name}\(…\) is a method of a trace without named fields; torch.save keeps"
+    with pytest.raises(ValueError, match=said), rg.record(attend, "entropy", **{name: [3, 4]}):
+        pass
+    with rg.record(attend) as trace:
+        attend(x, x)
+    with pytest.raises(ValueError, match=said):
+        trace.save(tmp_path / "trace.safetensors", name)
+    torch.save(trace.weights_of([3, 4]), tmp_path / "weights")
+    assert torch.equal(torch.load(tmp_path / "weights"), trace.weights[3:5])
+
+
+def test_a_flipped_bit_in_a_path_is_noticed(tmp_path):
+    attend, x = torch.nn.ModuleDict({"first": rg.Attention("dot")}), torch.randn(5, 3)
+    with rg.record(attend) as trace:
+        attend["first"](x, x)
+    trace.save(tmp_path / "trace.safetensors")
+    written = (tmp_path / "trace.safetensors").read_bytes()
+    (tmp_path / "trace.safetensors").write_bytes(written.replace(b"first", b"fisst", 1))
+    with pytest.raises(ValueError, match="its bytes have changed"):
+        rg.load_trace(tmp_path / "trace.safetensors")

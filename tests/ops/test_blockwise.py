@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -283,6 +285,93 @@ def test_what_was_changed_since_the_forward_is_never_computed_from_again(what: s
         # Of keys, and of values under a mask, there are copies.
         assert what in ("key", "value")
         assert torch.equal(found, expected)
+
+
+TABLE = torch.zeros(30, 30)
+
+
+def _held_by(what: str) -> tuple[rg.Attention, dict[str, Any], Tensor]:
+    """An attention, what it is called with, and a tensor that it reads through what is given."""
+    attend, table, allowed = rg.Attention("scaled-dot", rg.Sparsemax()), torch.zeros(30, 30), torch.ones(30, 30) > 0
+    activation = nn.PReLU()
+    relative = rg.TransformerXLPosition(1, 4)
+
+    def of_default(i: Tensor, j: Tensor, table: Tensor = table) -> Tensor:
+        return table[i, j]
+
+    def of_keyword(i: Tensor, j: Tensor, *, table: Tensor = table) -> Tensor:
+        return table[i, j]
+
+    embedding = nn.Embedding(30, 1)
+    given: dict[str, Any] = {
+        "closure": {"bias": lambda i, j: table[i, j]},
+        "default": {"bias": of_default},
+        "keyword": {"bias": of_keyword},
+        "global": {"bias": lambda i, j: TABLE[i, j]},
+        "partial": {"bias": partial(lambda table, i, j: table[i, j], table)},
+        "module of a closure": {"bias": lambda i, j: embedding((i - j).abs()).squeeze(-1)},
+        "mask": {"mask": rg.Where(lambda i, j: allowed[i, j]) | rg.Window(1)},
+        "position": {"bias": relative.bias(torch.randn(1, 30, 4), torch.randn(1, 30, 4)), "start": 0},
+    }.get(what, {})
+    if what == "activation":
+        attend = rg.Attention(rg.Additive(4, 4, 3, activation=activation), rg.Sparsemax())
+    held = {
+        "activation": activation.weight,
+        "global": TABLE,
+        "mask": allowed,
+        "module of a closure": embedding.weight,
+        "position": relative.W_R,
+    }
+    return attend, given, held.get(what, table)
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["activation", "closure", "default", "keyword", "global", "partial", "module of a closure", "mask", "position"],
+)
+def test_what_a_function_or_module_reads_and_was_changed_since_is_refused(what: str) -> None:
+    torch.manual_seed(0)
+    attend, given, held = _held_by(what)
+    x = torch.randn(1, 30, 4, requires_grad=True)
+    for late in (False, True):
+        with rg.execution("blockwise", panel=7):
+            loss = attend(x, x, **given).square().sum()
+        if not late:
+            loss.backward()
+            continue
+        with torch.no_grad():
+            held.copy_(~held if held.dtype == torch.bool else held + 1)
+        with pytest.raises(RuntimeError, match="changed in place since the forward"):
+            loss.backward()
+
+
+def test_given_weights_that_were_changed_since_are_refused() -> None:
+    attend, x = rg.Attention("scaled-dot"), torch.randn(1, 30, 4, requires_grad=True)
+    for around in (None, "frozen"):
+        weights = torch.rand(30, 30)
+        with rg.execution("blockwise", panel=7), rg.intervene(attend, rg.given(weights)):
+            with nullcontext() if around is None else rg.intervene(attend, around):
+                loss = attend(x, x).square().sum()
+        weights.zero_()
+        with pytest.raises(RuntimeError, match="changed in place since the forward"):
+            loss.backward()
+
+
+def test_what_a_module_writes_to_its_own_buffers_is_no_change_from_outside() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, z: Tensor) -> Tensor:
+            self.seen += 1
+            return z.sin()
+
+    attend = rg.Attention(rg.Additive(4, 4, 3, activation=Counting()))
+    x = torch.randn(1, 30, 4, requires_grad=True)
+    with rg.execution("blockwise", panel=7):
+        attend(x, x).sum().backward()
+    assert x.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("where", ["activation", "bias"])

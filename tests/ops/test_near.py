@@ -119,11 +119,12 @@ def test_panels_beside_few_keys_give_what_the_equation_gives(mask, score, align,
             assert_same(got, expected)
 
 
-@pytest.mark.parametrize("start", [0, 2, 40])
+@pytest.mark.parametrize("gaussian", [True, False])
+@pytest.mark.parametrize("start", [0, 2, 40, -2, -10, -40])
 @pytest.mark.parametrize("sizes", [(N, N), (N, 9), (9, N)])
-def test_local_windows_without_a_mask(sizes, start):
+def test_local_windows_without_a_mask(sizes, start, gaussian):
     nq, n = sizes
-    attend = rg.Attention("scaled-dot", rg.Local(2))
+    attend = rg.Attention("scaled-dot", rg.Local(2, gaussian=gaussian))
     q, k = normal(2, nq, 4), normal(2, n, 4, seed=1)
     with rg.execution("dense"):
         expected = attend(q, k, start=start)
@@ -209,6 +210,25 @@ def test_scores_are_those_of_all_pairs():
     with rg.execution("blockwise", panel=4), rg.record(attend) as trace:
         attend(x, x, mask=rg.Window(1))
     assert_same(trace[""][0].scores, x @ x.mT)
+
+
+@pytest.mark.parametrize("how", ["on demand", "up front"])
+@pytest.mark.parametrize("mask", [None, rg.Causal()], ids=["", "causal"])
+@pytest.mark.parametrize("panel", [None, 1, 4])
+def test_the_log_sum_exp_is_over_the_keys_that_the_mask_allows_also_outside_of_a_window(panel, mask, how, monkeypatch):
+    monkeypatch.setattr(blockwise, "CPU_PANEL_ELEMENTS", 3 * N)
+    attend, x = rg.Attention("scaled-dot", rg.Local(2)), normal(1, N, 4)
+    with rg.execution("blockwise", panel=panel):
+        with rg.record(attend, *(["log_sum_exp", "entropy"] if how == "up front" else [])) as trace:
+            attend(x, x, mask=mask)
+        found = trace.log_sum_exp()
+    scores = x @ x.mT / 2
+    if mask is not None:
+        scores = scores.masked_fill(torch.ones(N, N).triu(1).bool(), -math.inf)
+    assert_same(found, scores.logsumexp(-1))
+    with rg.execution("dense"), rg.record(attend) as trace:
+        attend(x, x, mask=mask)
+    assert_same(found, trace.log_sum_exp())
 
 
 @pytest.mark.parametrize("how", ["uniform", "permuted", "random", "frozen"])

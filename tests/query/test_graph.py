@@ -547,3 +547,24 @@ def test_edges_that_may_not_be_read_under_another_default_dtype():
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_indices_are_of_any_whole_numbers(dtype):
+    attend = rg.GraphAttention(4, 4, edge_types=2)
+    nodes, edges = torch.randn(5, 4), torch.tensor([[0, 1, 2, 4], [1, 2, 3, 3]])
+    types = torch.tensor([0, 1, 1, 0])
+    given = edges.to(dtype), types.to(dtype)
+    for _ in range(2):  # the second time from what is remembered
+        assert torch.equal(attend(nodes, given[0], edge_type=given[1]), attend(nodes, edges, edge_type=types))
+    with pytest.raises(IndexError, match="edge_index: got indices from 0 to 7"):
+        attend(nodes, torch.tensor([[0, 7], [1, 1]]).to(dtype), edge_type=types[:2])
+
+
+def test_several_graphs_under_vmap_are_refused_by_name():
+    attend, nodes, edges = rg.GraphAttention(4, 4), torch.randn(5, 4), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    with pytest.raises(ValueError, match=r"edge_index: got several under torch.vmap, expected that of one graph. Fix"):
+        torch.func.vmap(lambda edges: attend(nodes, edges))(torch.stack([edges, edges]))
+    several = torch.randn(3, 5, 4)
+    found = torch.func.vmap(lambda nodes: attend(nodes, edges))(several)
+    assert torch.allclose(found[1], attend(several[1], edges), atol=1e-6)

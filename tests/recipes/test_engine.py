@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 pytest.importorskip("lightning")
 
 from regard.cli import app
-from regard.recipes.engine import _Training, finish, train
+from regard.recipes.engine import _kept, _Training, finish, train
 from regard.recipes.recipe import configured
 from regard.recipes.runs import CURVE, KNOWN, METRICS, STATE, WEIGHTS, Run, runs
 
@@ -237,6 +237,27 @@ def test_more_processes_than_examples_are_refused(tmp_path: Path) -> None:
     task = configured("dates", {**SMALL, "train_size": 1})
     with pytest.raises(ValueError, match="devices: got 2, expected at most as many as there are examples of train, 1"):
         train(task, Run.begin(task, tmp_path), devices=2, progress=False)
+
+
+def test_a_flipped_bit_in_a_state_is_refused_or_harmless(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.arange(1.0, 13.0)}, "optimizer": {}, "update": 7, "curve": [], "since": 0}
+    path = tmp_path / STATE
+    torch.save(state, path)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            found = _kept(path)
+        except ValueError as error:
+            assert "expected a state of this run" in str(error)  # noqa: PT017
+            refused += 1
+            continue
+        assert torch.equal(found.pop("model")["w"], state["model"]["w"]), f"bit {place % 8} of byte {place // 8}"
+        assert found == {name: x for name, x in state.items() if name != "model"}
+    assert refused > 4 * len(whole)
 
 
 def test_a_state_cannot_run_code(tmp_path: Path) -> None:

@@ -170,7 +170,13 @@ def test_by_name(name):
 def test_refusals():
     x = torch.randn(2, 5, 8)
     with pytest.raises(ValueError, match="position: got rotary with Additive, expected a score that is a product. Fix"):
-        rg.TransformerAttention(8, 2, position="rotary", score="additive")(x)
+        rg.TransformerAttention(8, 2, position="rotary", score="additive")
+    with pytest.raises(ValueError, match="position: got rotary with Additive, expected a score that is a product. Fix"):
+        rg.TransformerEncoder(8, 2, 1, position="rotary", score="additive")
+    # What a score of one's own is made of, its first call tells.
+    own = type("Own", (rg.general.scores.Score,), {"reduce": lambda self, q, k: rg.Additive(4, 4, 3).reduce(q, k)})()
+    with pytest.raises(ValueError, match="position: got rotary with Own, expected a score that is a product. Fix"):
+        rg.RotaryPosition().score(own)(torch.randn(5, 4), torch.randn(5, 4))
     with pytest.raises(ValueError, match="rotary with queries and keys 3 wide, expected an even width"):
         rg.TransformerAttention(6, 2, position="rotary")(torch.randn(2, 5, 6))
     with pytest.raises(ValueError, match="'rotatory', expected one of sinusoidal, alibi, .*Did you mean 'rotary'"):

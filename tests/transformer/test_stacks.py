@@ -341,10 +341,28 @@ TOGETHER = {
 }
 
 
+CAUSAL = {
+    "decoder": lambda **options: rg.TransformerDecoder(8, 2, 1, cross=False, **options),
+    "transformer-xl": lambda **options: rg.TransformerXL(8, 2, 1, memory=3, **options),
+    "transformer-xl language model": lambda **options: rg.TransformerXLLanguageModel(9, 8, 2, 1, memory=3, **options),
+    "long-short": lambda **options: rg.LongShortAttention(16, 2, causal=True, **options),
+    "reformer": lambda **options: rg.Reformer(
+        8, 2, 1, causal=True, attention=lambda dim, heads: rg.TransformerAttention(dim, heads, **options)
+    ),
+}
+
+
 @pytest.mark.parametrize("align", TOGETHER.values(), ids=TOGETHER)
-def test_weights_that_all_tokens_decide_together_are_refused_in_a_decoder(align):
+@pytest.mark.parametrize("make", CAUSAL.values(), ids=CAUSAL)
+def test_weights_that_all_tokens_decide_together_are_refused_where_no_token_sees_later_ones(make, align):
+    make(align=rg.Local(2))
     with pytest.raises(ValueError, match="align: got .*, expected one that decides each row by itself"):
-        rg.TransformerDecoder(8, 2, 1, cross=False, align=align())
+        make(align=align())
+
+
+def test_weights_that_all_tokens_decide_together_are_taken_where_nothing_is_promised():
+    rg.LongShortAttention(16, 2, align=rg.Sinkhorn())
+    rg.Reformer(8, 2, 1, attention=lambda dim, heads: rg.TransformerAttention(dim, heads, align=rg.Sinkhorn()))
 
 
 def test_a_memory_may_be_looked_at_as_a_whole():
@@ -354,3 +372,11 @@ def test_a_memory_may_be_looked_at_as_a_whole():
     assert torch.allclose(decode(x, memory)[:, :3], decode(x[:, :3], memory), atol=1e-6)
     with pytest.raises(ValueError, match="align: got Sinkhorn"):
         rg.TransformerDecoder(8, 2, 1, align=rg.Sinkhorn(), **own)
+
+
+@pytest.mark.parametrize("mask", [rg.Packed([2, 3]), rg.Causal()], ids=repr)
+def test_a_mask_of_pairs_in_place_of_one_of_tokens_is_shown_its_place(mask):
+    name = type(mask).__name__
+    with pytest.raises(TypeError, match=rf"mask of tokens: got {name}, .* Fix: .* pass it as pairs="):
+        rg.TransformerEncoder(8, 2, 1)(torch.randn(5, 8), mask)
+    rg.TransformerEncoder(8, 2, 1)(torch.randn(5, 8), pairs=mask)

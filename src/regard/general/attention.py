@@ -16,6 +16,7 @@ from regard._errors import nearest, refusal
 from regard.general.alignments import Alignment, Soft
 from regard.general.alignments.soft import softmax_of_allowed
 from regard.general.bound import Bound, Sizes, broadcasts
+from regard.general.inputs import refuse_nested
 from regard.general.masks import Mask, as_mask
 from regard.general.scores import Score
 from regard.general.scores.base import before
@@ -317,7 +318,7 @@ def _kind(device: str | torch.device | None) -> str | None:
     """The type of a device that an execution may be chosen for."""
     try:
         kind = None if device is None else torch.device(device).type
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         kind = ""
     if kind not in (None, "cpu", "cuda"):
         raise ValueError(refusal("device", repr(device), "'cpu' or 'cuda'"))
@@ -410,11 +411,13 @@ def _check_inputs(
     parameter = next(iter(score._parameters.values()), None)
     if parameter is None and score._modules:
         parameter = next(score.parameters(), None)
-    alike = isinstance(key, Tensor) and key.dtype.is_floating_point
+    alike = isinstance(key, Tensor) and key.dtype.is_floating_point and not key.is_nested
     if alike:
         dtype, device = key.dtype, key.device
         for x in (query, value, parameter):
-            if x is not None and not (isinstance(x, Tensor) and x.dtype == dtype and x.device == device):
+            if x is None:
+                continue
+            if not (isinstance(x, Tensor) and x.dtype == dtype and x.device == device) or x.is_nested:
                 alike = False
     if not alike:
         _check_kinds(query, key, value, parameter)
@@ -459,6 +462,7 @@ def _check_kinds(query: Tensor | None, key: Tensor, value: Tensor | None, parame
             raise TypeError(refusal(name, type(x).__name__, "a tensor"))
         if not x.dtype.is_floating_point:
             raise TypeError(refusal(name, f"a tensor of {x.dtype}", "a floating-point tensor"))
+        refuse_nested(name, x)
         if x is not key and x.device != key.device:
             raise ValueError(refusal(name, f"a tensor on {x.device}", f"the device of the key, {key.device}"))
         if x.dtype != key.dtype and not autocasting(key.device):

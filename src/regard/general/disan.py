@@ -11,6 +11,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.general.alignments import Alignment, ReinforcedPairs, Soft
 from regard.general.attention import Attention
+from regard.general.causal import refuse_together
 from regard.general.inputs import masked_input
 from regard.general.masks import Directional, Keys, Mask, Where
 from regard.general.scores import TokenToToken
@@ -57,7 +58,7 @@ class DirectionalSelfAttention(nn.Module):
         features: width of the result; `dim` when not given.
         direction: `"forward"`, `"backward"` or `"both"`; DiSAN concatenates the first two.
         bound: $c$, the bound of the scores.
-        align: an alignment in place of softmax.
+        align: an alignment in place of softmax; with a direction one that decides each row by itself.
 
     Example:
         >>> DirectionalSelfAttention(6, direction="forward")(torch.randn(2, 5, 6)).shape
@@ -79,6 +80,9 @@ class DirectionalSelfAttention(nn.Module):
         self.direction = direction
         self.input = nn.Linear(width("dim", dim), features)
         self.attention = Attention(TokenToToken(features, c=bound), Soft() if align is None else align)
+        # Pairs that are selected read the mean of all where they are not; ReSA says so.
+        if direction != "both" and not isinstance(align, ReinforcedPairs):
+            refuse_together(self.attention)
         self.gate = FusionGate(features)
 
     def forward(

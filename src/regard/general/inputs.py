@@ -8,16 +8,27 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
+from regard.general.masks import Mask
 from regard.ops.dispatch import autocasting
 from regard.ops.fill import kept
 from regard.ops.forms import common_shape
 
 
-def checked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None = None) -> tuple[Tensor, Tensor | None]:
+def refuse_nested(name: str, x: Tensor) -> None:
+    """Refuse sequences of different lengths in one tensor, which have no axes to compute on."""
+    if x.is_nested:
+        fix = "Fix: put the sequences end to end, x.values(), under the mask regard.Packed(lengths); or side by side and padded."
+        raise TypeError(refusal(name, "a nested tensor", "a plain one", fix))
+
+
+def checked_input(
+    x: Tensor, mask: Tensor | Mask | None, name: str, width: int | None = None
+) -> tuple[Tensor, Tensor | None]:
     """One input (..., N, d), and its mask (..., N); or a refusal."""
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
         got = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(refusal(name, got, "a floating-point tensor, (..., N, d)"))
+    refuse_nested(name, x)
     if x.dim() < 2:
         raise ValueError(refusal(name, f"shape {tuple(x.shape)}", "at least two axes, (..., N, d)"))
     if width is not None and x.shape[-1] != width:
@@ -27,6 +38,8 @@ def checked_input(x: Tensor, mask: Tensor | None, name: str, width: int | None =
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
         fix = "Fix: what Padding(lengths) says is torch.arange(N) < lengths[:, None]." if got == "Padding" else ""
+        if not fix and isinstance(mask, Mask):
+            fix = f"Fix: {got} says which token may look at which: pass it as pairs=, where that is taken."
         raise TypeError(refusal(f"mask of {name}", got, "booleans, True for a real token", fix))
     shape = x.shape[:-1]
     if mask.shape != shape:

@@ -12,7 +12,7 @@ queries x keys booleans. They combine with `&` and `|`, with each other and with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -162,17 +162,19 @@ class Padding(Mask):
 
     Args:
         lengths: true lengths, at most as many as there are keys (which is checked on the CPU, where it stalls nothing); its axes
-            are the first leading axes of the call.
+            are the first leading axes of the call. A list of whole numbers will do on torch's default device.
 
     Example:
         >>> Padding(torch.tensor([3, 5]))
         Padding(lengths=[3, 5])
     """
 
-    def __init__(self, lengths: Tensor) -> None:
+    def __init__(self, lengths: Tensor | Sequence[int]) -> None:
+        if isinstance(lengths, list | tuple) and all(type(x) is int for x in lengths):
+            lengths = torch.tensor(lengths, dtype=torch.long)
         if not isinstance(lengths, Tensor) or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
-            kind = f"a tensor of {lengths.dtype}" if isinstance(lengths, Tensor) else type(lengths).__name__
-            raise TypeError(refusal("lengths", kind, "a tensor of integers"))
+            kind = f"a tensor of {lengths.dtype}" if isinstance(lengths, Tensor) else repr(lengths)
+            raise TypeError(refusal("lengths", kind, "a tensor of integers, or a list of whole numbers"))
         self.lengths = lengths
         if self._seen() and lengths.numel() and int(lengths.min()) < 0:
             raise ValueError(refusal("lengths", lengths.tolist(), "numbers >= 0"))

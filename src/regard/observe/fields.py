@@ -19,7 +19,7 @@ from regard.ops.call import Asked, Call, Tile
 from regard.ops.dispatch import autocasting, rows_of_panel, wants_dense
 from regard.ops.edges import EdgeCall, EdgeTile
 from regard.ops.fill import where
-from regard.ops.near import beside, span
+from regard.ops.near import beside, span, span_of_mask
 from regard.ops.summaries import can_summarise, summarised
 
 
@@ -105,8 +105,12 @@ def mass_received(rows: Rows, _: Any) -> Tensor:
     return rows.of_all_keys(rows.weights.sum(-2))
 
 
+# What is asked of a call itself, and is no field.
+OF_THE_CALL = ("weights_of", "log_prob", "expected_loss")
 # Of scores nobody may leave any out.
 OF_ALL_PAIRS = ("scores",)
+# They count every key that the mask allows, also those that an alignment does not read.
+OF_ALLOWED_PAIRS = ("log_sum_exp",)
 FIELDS: Mapping[str, Field] = {
     "weights": Field(lambda rows, _: rows.of_all_keys(rows.weights), -2),
     "scores": Field(lambda rows, _: rows.scores, -2),
@@ -141,6 +145,9 @@ def _edge_tile(rows: Rows) -> EdgeTile:
 def check_fields(names: Mapping[str, Any]) -> None:
     """Refuse what is not a field."""
     for name in names:
+        if name in OF_THE_CALL:
+            fix = f"Fix: {name}(…) is a method of a trace without named fields; torch.save keeps what it gives."
+            raise ValueError(refusal("fields", repr(name), f"some of {', '.join(FIELDS)}", fix))
         if name not in FIELDS:
             raise ValueError(
                 refusal("fields", repr(name), f"some of {', '.join(FIELDS)}", nearest(name, FIELDS, listed=True))
@@ -174,10 +181,14 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
         return {name: shown(call, x, fields[name][0].axis) for name, x in summed.items()}
 
     all_keys = not tiled or any(name in fields for name in OF_ALL_PAIRS)
+    allowed = any(name in fields for name in OF_ALLOWED_PAIRS)
+    reach = span_of_mask if allowed else span
+    # Where the mask alone reaches farther, panels have no more rows than beside all keys.
+    near_rows = not all_keys and not (allowed and hasattr(call.align, "span"))
     least = max((k for name, (_, k) in fields.items() if name == "topk"), default=0)
 
     def panel(i: range) -> tuple[Tensor, ...]:
-        j = range(call.n) if all_keys else with_least(span(call, i), least, call.n)
+        j = range(call.n) if all_keys else with_least(reach(call, i), least, call.n)
         near = beside(call, j)
         scores, tile_there = near.scores(i, tiled=tiled), near.tile(i)
         mask = tile_there.mask()
@@ -191,7 +202,7 @@ def compute(call: Call, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
         return tuple(field.of_rows(rows, argument) for field, argument in fields.values())
 
     with asking(call):
-        parts = over_rows(call, panel, rows_of_panel(call, near=not all_keys) if tiled else call.nq)
+        parts = over_rows(call, panel, rows_of_panel(call, near=near_rows) if tiled else call.nq)
     results = {}
     for (name, (field, _)), found in zip(fields.items(), zip(*parts, strict=True), strict=True):
         whole = sum(found[1:], found[0]) if field.axis is None else torch.cat(found, field.axis)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.ops.call import Call
+from regard.ops.held import tensors_of
 
 Stamps = list[tuple[Tensor, int]]
-# Masks are made of masks, but not of many.
-_DEEPEST = 8
 
 
 def made_of(call: Call) -> Iterator[Tensor]:
@@ -21,25 +20,14 @@ def made_of(call: Call) -> Iterator[Tensor]:
 
 def _read_again(call: Call) -> list[object]:
     """What an execution reads: queries and keys as they were given are in the form, and what was prepared of them."""
-    parts = [*vars(call.form).values(), call.value, call.bias, *call.prepared.values(), *_tensors_of(call.mask)]
-    if isinstance(call.align, nn.Module):
-        parts.extend(call.align.parameters())
-    return parts
+    parts = [*vars(call.form).values(), call.value, call.bias, call.mask, call.align]
+    return [*call.prepared.values(), *(x for part in parts for x in tensors_of(part))]
 
 
 def _countable(parts: list[object]) -> Iterator[Tensor]:
     for part in parts:
         if isinstance(part, Tensor) and not part.is_inference():
             yield part
-
-
-def _tensors_of(part: object, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors that a mask says what it says by."""
-    if isinstance(part, Tensor):
-        yield part
-    elif part is not None and depth < _DEEPEST and type(part).__module__.startswith("regard."):
-        for other in getattr(part, "__dict__", {}).values():
-            yield from _tensors_of(other, depth + 1)
 
 
 def stamps(call: Call) -> Stamps:

@@ -16,19 +16,25 @@ from regard.ops.parts import operands, rebuilt
 
 
 def span(call: Call, i: range) -> range:
-    """The keys beside which some queries can be computed as if there were no others."""
-    everything = places(0, call.n)
-    if type(call) is not Call or call.first_key or torch.compiler.is_compiling():
-        return everything
-    if not getattr(call.align, "is_rowwise", False):
-        return everything
+    """The keys beside which weights of some queries can be computed as if there were no others."""
     # An alignment may read fewer keys than its mask allows.
     chosen = getattr(call.align, "span", None)
-    found: range | None = None if chosen is None else chosen(call, i)
-    if found is None:
-        allowed = getattr(call.mask, "span", None)
-        found = everything if allowed is None else allowed(i)
+    found: range | None = chosen(call, i) if chosen is not None and _is_cut(call) else None
+    return span_of_mask(call, i) if found is None else found
+
+
+def span_of_mask(call: Call, i: range) -> range:
+    """The same for what counts every key that the mask allows, read or not."""
+    allowed = getattr(call.mask, "span", None) if _is_cut(call) else None
+    found: range = places(0, call.n) if allowed is None else allowed(i)
     return found
+
+
+def _is_cut(call: Call) -> bool:
+    """Whether some of the keys of a call can be left out at all."""
+    if type(call) is not Call or call.first_key or torch.compiler.is_compiling():
+        return False
+    return bool(getattr(call.align, "is_rowwise", False))
 
 
 def beside(call: Call, j: range) -> Call:

@@ -30,6 +30,7 @@ _JOINS = ("concat", "mean")
 
 @register(
     name="graph-attention",
+    also=("gatv2",),
     zh="图注意力",
     path="query/graph",
     equation="e_ij = w · LeakyReLU(W_Q h_i + W_K h_j + W_E f_ij),  h'_i = Σ_{j ∈ N(i)} softmax_j(e_ij) W_K h_j",

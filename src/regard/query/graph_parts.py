@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from regard._errors import refusal
 from regard.general.scores.base import AdditiveForm, Heads, Score, head_axes, vector, width
 from regard.ops.activations import activation
 from regard.ops.edges import EdgeMask, Edges, lasting, reached
@@ -117,6 +118,9 @@ def graph(
         loops: add an edge from each node to itself, after all others, of the last type; those that are there already are masked.
     """
     given = (edge_index, mask, edge_type)
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(edge_index):
+        fix = "Fix: call it for each graph, or make one graph of them, with nodes of their own."
+        raise ValueError(refusal("edge_index", "several under torch.vmap", "that of one graph", fix))
     if not all(x is None or (is_plain(x) and not x.is_inference()) for x in given):
         return _built(edge_index, sizes, mask, edge_type, types, loops)
     known: _Known | None = _known.get(edge_index)
@@ -165,13 +169,18 @@ class _Known:
             return True
         edges = self.graph.edges
         source, target = (end.to(torch.long) for end in edge_index.unbind())
-        row = source if edge_type is None else source * edges.types + edge_type
+        row = source if edge_type is None else source * edges.types + edge_type.to(torch.long)
         same = torch.equal(row, edges.source[: len(row)]) and torch.equal(target, edges.target[: len(target)])
         return same and (mask is None or self.mask is None or torch.equal(mask, self.mask))
 
 
 # Layers that are stacked read the same edges, and so does every epoch.
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _signed(index: Tensor) -> Tensor:
+    """Indices in a dtype that torch compares: of unsigned numbers it knows little more than bytes."""
+    return index.to(torch.long) if index.dtype in (torch.uint16, torch.uint32, torch.uint64) else index
 
 
 def _built(
@@ -183,6 +192,7 @@ def _built(
     loops: bool,
 ) -> Graph:
     n_targets, n_sources = sizes
+    edge_index, edge_type = _signed(edge_index), None if edge_type is None else _signed(edge_type)
     in_range("edge_index", edge_index[0], 0, n_sources, f"indices of {n_sources} sources")
     in_range("edge_index", edge_index[1], 0, n_targets, f"indices of {n_targets} targets")
     # Copies: what is remembered, or recorded, must neither change with the edges nor keep them alive.

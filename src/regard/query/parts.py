@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.general.bound import Bound, Sizes
+from regard.general.inputs import refuse_nested
 from regard.general.masks import Keys, Mask, as_mask
 from regard.general.scores.base import width
 from regard.ops.banded import Reach
@@ -172,6 +173,7 @@ def operand(name: str, x: Tensor, weight: Tensor, dim: int | None = None) -> Non
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
         got = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(refusal(name, got, "a floating-point tensor"))
+    refuse_nested(name, x)
     dim = weight.shape[-1] if dim is None else dim
     if x.dim() == 0 or x.shape[-1] != dim:
         raise ValueError(refusal(name, f"shape {tuple(x.shape)}", f"width {dim}: (..., {dim})"))

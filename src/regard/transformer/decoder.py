@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import masked_input
-from regard.general.attention import Attention
 from regard.general.bound import Sizes
+from regard.general.causal import refuse_together
 from regard.general.masks import Causal, Mask, as_mask
 from regard.general.scores.base import width
 from regard.ops.fill import kept_rows
@@ -81,7 +81,9 @@ class TransformerDecoder(nn.Module):
         self.memory_dim = None if not more or cross is False else dim if cross is True else cross
         self.position, self.layers = stack(DecoderLayer, dim, heads, layers, position, options | more)
         for layer in self.layers:
-            _check_aligns(layer)
+            for name in ("attention", "cross"):
+                if isinstance(part := getattr(layer, name, None), nn.Module):
+                    refuse_together(part, memory=name == "cross")
         wanted = options.get("norm") == "pre" if final_norm is None else final_norm
         self.final_norm = nn.LayerNorm(dim, bias=options.get("bias", True)) if wanted else None
 
@@ -151,18 +153,3 @@ class TransformerDecoder(nn.Module):
         ours = cls(attention.embed_dim, attention.num_heads, layers)
         ours.final_norm = copied_norm(module.norm)
         return ours.train(module.training)
-
-
-def _check_aligns(layer: nn.Module) -> None:
-    """Refuse alignments by which a token would see later ones through what no mask hides."""
-    for name in ("attention", "cross"):
-        part = getattr(layer, name, None)
-        for module in part.modules() if isinstance(part, nn.Module) else ():
-            align = module.align if isinstance(module, Attention) else None
-            # What is prepared of all keys is of later tokens too; not in a memory, unless other queries are looked at.
-            hides = getattr(align, "splits", True) or (name == "cross" and getattr(align, "is_rowwise", True))
-            if not hides:
-                expected = (
-                    "one that decides each row by itself: all tokens together decide these weights, later ones too"
-                )
-                raise ValueError(refusal("align", type(align).__name__, expected))

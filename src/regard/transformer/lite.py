@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard._errors import refusal
 from regard.catalog import register
 from regard.general.bound import Bound, BoundBand, BoundBoth
+from regard.general.causal import refuse_together
 from regard.general.masks import Mask
 from regard.general.scores.base import matrix, vector, width, zeros
 from regard.ops.fill import kept_rows
@@ -89,7 +90,8 @@ class LongShortAttention(nn.Module):
         dim: width of the tokens, an even number.
         heads: of the attention, and groups of the convolution.
         kernel: width of the convolution's window.
-        causal: whether the convolution sees no later token; what the attention sees is for the mask to say.
+        causal: whether the convolution sees no later token; what the attention sees is for the mask to say, so
+            alignments that are decided by all tokens together, whatever the mask, are refused.
         **options: of `TransformerAttention`, such as `score` and `position`.
 
     Example:
@@ -105,6 +107,8 @@ class LongShortAttention(nn.Module):
             raise ValueError(refusal("dim", dim, "an even number: two halves"))
         self.far = TransformerAttention(dim // 2, heads, **options)
         self.near = LightweightConvolution(dim // 2, heads, kernel, causal)
+        if causal:
+            refuse_together(self.far)
 
     def forward(self, tokens: Float[Tensor, "*b n d"], *, mask: Tensor | Mask | None = None) -> Float[Tensor, "*b n d"]:
         """Update the tokens (..., N, d).

@@ -13,6 +13,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import masked_input
 from regard.general.bound import Sizes
+from regard.general.causal import refuse_together
 from regard.general.masks import Causal, Mask, as_mask
 from regard.general.scores.base import width
 from regard.ops.fill import kept_rows
@@ -99,6 +100,8 @@ class Reformer(nn.Module):
 
         def layer() -> ReversibleLayer:
             made = LSHAttention(dim, heads, dropout=weights, **options) if attention is None else attention(dim, heads)
+            if causal and isinstance(made, nn.Module):
+                refuse_together(made)
             hidden = hidden_width(dim, feedforward_dim)
             feed = ChunkedFeedForward(dim, hidden, activation, dropout, chunk=feedforward_chunk)
             return ReversibleLayer(dim, made, feed, dropout)

@@ -12,6 +12,7 @@ from regard._errors import refusal
 from regard.catalog import register
 from regard.feature.parts import masked_input
 from regard.general.bound import Sizes
+from regard.general.causal import refuse_together
 from regard.general.masks import Band, Causal, Mask
 from regard.general.scores.base import width
 from regard.ops.fill import kept_rows
@@ -122,6 +123,8 @@ class TransformerXL(nn.Module):
     so that what was remembered stays valid. No gradient flows into the memory. Under a trace the weights of layer $l$ are at
     `layers.l.attention.attention`, (..., H, N, M + N).
 
+    No token sees a later one: alignments that are decided by all tokens together are refused, as in `TransformerDecoder`.
+
     While the memory holds everything so far, or with `same_length`, a text gives the same result in whatever segments it comes.
 
     Args:
@@ -171,6 +174,7 @@ class TransformerXL(nn.Module):
         self.layers = nn.ModuleList(
             TransformerXLLayer(dim, heads, position=position, **options) for _ in range(width("layers", layers))
         )
+        refuse_together(self.layers)
         wanted = options.get("norm") == "pre" if final_norm is None else final_norm
         self.final_norm = nn.LayerNorm(dim, bias=options.get("bias", True)) if wanted else None
 

@@ -144,7 +144,7 @@ class Local(Alignment):
         alone = call.mask is None or (getattr(call.mask, "is_plain_causal", False) and call.start == 0)
         if self.position != "monotonic" or not alone or call.bias is not None or not i or not call.n:
             return None
-        first, last = (min(call.start + k, call.n - 1) for k in (i[0], i[-1]))
+        first, last = (min(max(call.start + k, 0), call.n - 1) for k in (i[0], i[-1]))
         return between(first - self.window, last + self.window + 1, call.n)
 
     @staticmethod

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard._errors import refusal
 from regard.catalog import register
-from regard.general.scores import Score
+from regard.general.scores import Additive, QueryFree, Score, TokenToToken
 from regard.general.scores.base import BilinearForm
 from regard.ops.parallel.ranks import shard_of
 from regard.transformer.positions.base import RelativePosition, angles, wide_dtype
@@ -70,6 +70,8 @@ class RotatedScore(Score):
 
     def __init__(self, inner: Score, base: float = 10000.0) -> None:
         super().__init__()
+        if isinstance(inner, Additive | QueryFree | TokenToToken):
+            raise ValueError(_no_product(inner))
         self.inner, self.base = inner, base
         self.query_dim, self.key_dim = inner.query_dim, inner.key_dim
         self.features, self.head_shape, self.needs_query = inner.features, inner.head_shape, inner.needs_query
@@ -77,14 +79,16 @@ class RotatedScore(Score):
     def reduce(self, query: Tensor | None, key: Tensor) -> BilinearForm:
         form = self.inner.reduce(query, key)
         if not isinstance(form, BilinearForm):
-            fix = "Fix: a bilinear score such as 'scaled-dot' or 'general'; or ALiBi or relative positions, which are biases."
-            raise ValueError(
-                refusal("position", f"rotary with {type(self.inner).__name__}", "a score that is a product", fix)
-            )
+            raise ValueError(_no_product(self.inner))
         nq, n = form.sizes
         shard = shard_of(nq, n)
         first, place = (n - nq, 0) if shard is None else (shard.n - shard.nq + shard.first_query, shard.first_key)
         return replace(form, query=rotated(form.query, first, self.base), key=rotated(form.key, place, self.base))
+
+
+def _no_product(score: Score) -> str:
+    fix = "Fix: a bilinear score such as 'scaled-dot' or 'general'; or ALiBi or relative positions, which are biases."
+    return refusal("position", f"rotary with {type(score).__name__}", "a score that is a product", fix)
 
 
 def rotated(x: Tensor, start: int, base: float = 10000.0) -> Tensor:
