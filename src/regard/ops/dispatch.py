@@ -22,7 +22,7 @@ from regard.ops.hashed import HashedCall
 from regard.ops.kernels import by_panels, mapped
 from regard.ops.packed import packed, why_not_packed
 from regard.ops.parallel.ranks import current, refuse
-from regard.ops.parallel.ring import ring, why_not_ring
+from regard.ops.parallel.ring import agree, ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
 from regard.ops.transforms import transformed
 
@@ -103,17 +103,19 @@ def choose(call: Call, impl: str) -> Dispatch:
 def _across_ranks(call: ShardedCall, impl: str) -> Dispatch:
     ranks = call.shard.ranks
     check_splits(call)
-    if ranks.exchange == "gather":
+    if ranks.exchange == "gather" and ranks.size > 1:
         return Dispatch(
             "parallel", f"the keys of {ranks.size} ranks are gathered, and each reads them with impl={impl!r}"
         )
-    reason = why_not_ring(call)
+    reason = why_not_ring(call) if ranks.exchange == "ring" else None
     if reason is not None:
         fix = "Fix: parallel.context(mesh, exchange='gather'), which holds the keys of all ranks on each."
         raise NotImplementedError(f"parallel.context: no ring here: {reason}. {fix}")
-    if impl in ("dense", "fused"):
+    if impl in ("dense", "fused") and ranks.exchange == "ring":
         fix = "Fix: use impl='auto' or 'blockwise', or parallel.context(mesh, exchange='gather')."
         raise NotImplementedError(f"impl={impl!r} is not available here: keys that go round a ring are folded. {fix}")
+    if ranks.size == 1:
+        return Dispatch("parallel", f"one rank, as without a context: {_alone(call.whole(), impl)}")
     return Dispatch("parallel", f"keys go round {ranks.size} ranks, each folds them into the states of its own queries")
 
 
@@ -256,9 +258,13 @@ def _run(call: Call, path: str) -> Tensor:
 
 
 def _shared(call: ShardedCall, impl: str) -> Tensor:
-    if call.shard.ranks.exchange == "ring":
-        return ring(call, _asked_rows())
-    call.shard.ranks.agree("attending", facts(call), {})
+    ranks = call.shard.ranks
+    if ranks.exchange == "ring":
+        agree(call)
+        if ranks.size > 1:
+            return ring(call, _asked_rows())
+    else:
+        ranks.agree("attending", facts(call), {})
     whole = call.whole()
     return _run(whole, _alone(whole, _overrides[-1].impl if _overrides else impl).path)
 
