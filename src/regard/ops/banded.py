@@ -47,8 +47,10 @@ def why_not_banded(call: Call) -> str | None:
     reach = _reach(call)
     if reach is None or type(call) is not Call:
         return "no band of keys around each query"
-    if call.align.temperature_of_softmax is None or call.seed is not None:
+    if call.align.temperature_of_softmax is None:
         return "not a plain softmax"
+    if call.seed is not None:
+        return "dropout is drawn by position"
     if call.bias is not None:
         return "a bias of pairs"
     blocks = _blocks(reach)

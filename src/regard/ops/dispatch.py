@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import nearest, refusal
+from regard.ops import hooks
 from regard.ops.banded import banded, why_not_banded
 from regard.ops.blockwise import blockwise, near_rows, panel_rows
 from regard.ops.call import Call
@@ -20,6 +21,7 @@ from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_worthwhile
 from regard.ops.hashed import HashedCall
 from regard.ops.kernels import by_panels, mapped
+from regard.ops.near import span
 from regard.ops.packed import packed, why_not_packed
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import agree, ring, why_not_ring
@@ -144,7 +146,7 @@ def _alone(call: Call, impl: str) -> Dispatch:
     library = call.form.is_plain and why_not_library(call) is None
     reason = (None if library else why_not_fused(call)) or why_not_worthwhile(call)
     if library and reason is None:
-        return _LIBRARY
+        return Dispatch(_LIBRARY.path, f"{_LIBRARY.reason}{_no_blocks(call)}")
     because = "" if reason is None else f"{reason}; "
     if _is_small(call) and not (reason is None and _draws_on_device(call)):
         return Dispatch("dense", f"{because}small enough for the equation itself")
@@ -152,10 +154,11 @@ def _alone(call: Call, impl: str) -> Dispatch:
         return Dispatch("dense", f"{because}torch.func takes neither recomputation nor gradients of operators")
     if reason is None:
         how = f"{_panels(call)}, scores by our kernel" if by_panels(call) else "our kernel"
-        return Dispatch("fused", f"{_described(call)}: {how}")
+        return Dispatch("fused", f"{_described(call)}: {how}{_no_blocks(call)}")
     form = call.form
     kernel = isinstance(form, AdditiveForm) and form.why_not_by_kernel(call.device_type) is None
-    return Dispatch("blockwise", f"{reason}; {_panels(call)}{', scores by our kernel' if kernel else ''}")
+    scores = ", scores by our kernel" if kernel else ""
+    return Dispatch("blockwise", f"{reason}; {_panels(call)}{scores}{_no_blocks(call)}")
 
 
 def _panels(call: Call) -> str:
@@ -163,7 +166,25 @@ def _panels(call: Call) -> str:
         # To be told, a size that is a symbol would have to become a number.
         return "panels"
     rows = rows_of_panel(call, near=True)
-    return f"{math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows"
+    number = math.ceil(call.nq / rows) if call.nq else 1
+    # One panel alone stands beside all keys.
+    near = [len(span(call, i)) for i in call.panels(rows)] if number > 1 else [call.n]
+    told = f"{number} panel(s) of {rows} rows"
+    if max(near) < call.n:
+        return f"{told} beside at most {max(near)} keys"
+    # Under a causal mask the last panel reads all keys, but the others do not.
+    mean = math.ceil(sum(near) / number)
+    return f"{told} beside {mean} keys on average" if mean < call.n else told
+
+
+def _no_blocks(call: Call) -> str:
+    """Why a window is not computed by blocks, but for what its alignment says already."""
+    if torch.compiler.is_compiling() or call.align.temperature_of_softmax is None:
+        return ""
+    if getattr(call.mask, "reach", None) is None or type(call) is not Call:
+        return ""
+    why = why_not_banded(call)
+    return "" if why is None else f"; not banded: {why}"
 
 
 def _described(call: Call) -> str:
@@ -225,7 +246,10 @@ def autocasting(device: torch.device) -> bool:
 
 def execute(call: Call, impl: str) -> Tensor:
     """Run a call: (..., Nq, d_v) in the dtype of its values."""
-    path = choose(call, impl).path
+    dispatch = choose(call, impl)
+    path = dispatch.path
+    if not torch.compiler.is_compiling():
+        hooks.decided(dispatch)
     if call.asked is not None and path != "fused":
         # Parts of a call, one at a time, would each answer for the whole.
         call = call.with_(asked=None)
