@@ -98,9 +98,8 @@ def told(cases: dict[tuple[str, str], str]) -> str:
     usual = max(dict.fromkeys(paths), key=paths.count)
     parts, explained = [usual], set[tuple[str, str]]()
     # First what dtypes or masks alone decide.
-    for path in sorted(
-        set(paths) - {usual}, key=lambda path: sum(" with " in x for x in _where(cases, path, explained))
-    ):
+    others = sorted(set(paths) - {usual})
+    for path in sorted(others, key=lambda path: sum(" with " in x for x in _where(cases, path, explained))):
         parts.append(f"{path} ({', '.join(_where(cases, path, explained))})")
         explained |= {case for case, taken in cases.items() if taken == path}
     return "; ".join(parts)

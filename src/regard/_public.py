@@ -18,7 +18,7 @@ from regard.feature import (
     pad_levels,
 )
 from regard.general.alignments import Alignment, Entmax, Hard, Local, Reinforced, ReinforcedPairs, Soft, Sparsemax
-from regard.general.attention import Attention, explain_dispatch
+from regard.general.attention import Attention
 from regard.general.disan import DirectionalSelfAttention, ReinforcedSelfAttention
 from regard.general.masks import Band, Causal, Directional, Keys, Mask, Padding, Where, Window
 from regard.general.packed import Packed
@@ -45,6 +45,7 @@ from regard.observe import (
     adopt,
     adopted,
     erase,
+    explain_dispatch,
     given,
     intervene,
     load_trace,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.general.attention import explain_dispatch
+from regard import explain_dispatch
 from regard.ops.banded import why_not_banded
 from tests.cases import assert_same
 from tests.feature.common import normal
@@ -107,5 +107,5 @@ def test_reasons():
     assert why(rg.Window(3), query=x[:, 1:]) == "no band of keys around each query"
     assert why(rg.Window(200)) == "a band as wide as a good part of the keys"
     assert why(rg.Window(3), rg.Attention("dot", "entmax")) == "not a plain softmax"
-    assert why(rg.Window(3), rg.Attention("dot", dropout=0.5)) == "not a plain softmax"
+    assert why(rg.Window(3), rg.Attention("dot", dropout=0.5)) == "dropout is drawn by position"
     assert why(rg.Window(3), bias=torch.zeros(N)) == "a bias of pairs"

@@ -164,6 +164,23 @@ def test_narrow_panels_have_more_rows(monkeypatch):
     assert "32 panel(s) of 32 rows" in str(choose(call(mask=rg.Window(10)), "auto"))
 
 
+def test_windows_of_positions_before_the_first_key_read_the_nearest():
+    attend, x = rg.Attention("dot", rg.Local(2, gaussian=False)), normal(1, N, 4)
+    outcomes = []
+    for impl, panel in (("dense", None), ("blockwise", 4)):
+        with rg.execution(impl, panel=panel):
+            outcomes.append(attend(x, x, start=-9))
+    assert_same(*outcomes)
+
+
+def test_windows_of_a_sequence_are_counted_from_its_start_where_one_before_has_no_keys():
+    attend, query, key = rg.Attention("dot", rg.Local(2)), normal(1, 5100, 2), normal(1, 4200, 2, seed=1)
+    mask = rg.Packed([0, 2100, 2100], queries=[900, 2100, 2100])
+    found = attend(query, key, mask=mask)
+    alone = attend(query[:, 900:3000], key[:, :2100])
+    assert_same(found[:, 900:3000], alone)
+
+
 def test_long_windows_with_a_bias_are_not_written_out():
     attend, x = rg.Attention("scaled-dot"), torch.randn(1, 2048, 4)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.general.attention import explain_dispatch
+from regard import explain_dispatch
 from regard.ops import dispatch
 from regard.ops.packed import WASTE, Pieces, _groups
 from tests.cases import assert_same, scrambled

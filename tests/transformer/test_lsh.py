@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.general.attention import explain_dispatch
+from regard import explain_dispatch
 from regard.ops.buckets import HOLE, Buckets, HashedMask
 from regard.ops.dispatch import choose
 from regard.ops.hashed import HashedCall

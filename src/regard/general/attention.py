@@ -280,24 +280,9 @@ class Attention(nn.Module):
         return f"dropout={self.dropout}, impl={self.impl!r}"
 
 
-def explain_dispatch(
-    module: Attention, *args: Any, device: str | torch.device | None = None, **kwargs: Any
-) -> Dispatch:
-    """Say which execution a call would take, and why, without running it.
-
-    Args:
-        module: the attention.
-        *args: what it would be called with.
-        device: a type of device to decide for, which need not be there, such as `"cuda"`; that of the values when not given.
-        **kwargs: likewise, such as `mask`.
-
-    Example:
-        >>> print(explain_dispatch(Attention("dot"), torch.randn(5, 4), torch.randn(7, 4)))
-        fused: plain bilinear scores under a softmax: one library call
-    """
-    if not isinstance(module, Attention):
-        raise TypeError(_no_attention(module))
-    kind = _kind(device)
+def dispatch_of(module: Attention, *args: Any, device: str | torch.device | None = None, **kwargs: Any) -> Dispatch:
+    """The execution that a call would take, which is not run; on a type of device that need not be there, where one is given."""
+    kind = kind_of(device)
     inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_cuda]
     # A call draws its seed when it is made, and this one is never run.
     with torch.random.fork_rng(devices=sorted({x.get_device() for x in inputs})):
@@ -306,15 +291,7 @@ def explain_dispatch(
             return choose(call, module.impl)
 
 
-def _no_attention(given: object) -> str:
-    """Refuse what is no attention; what holds some is a step from it."""
-    parts = given.named_modules() if isinstance(given, nn.Module) else ()
-    inside = [name for name, part in parts if isinstance(part, Attention)]
-    fix = f"Fix: ask one that it holds, .get_submodule({inside[0]!r})." if inside else ""
-    return refusal("module", type(given).__name__, "an Attention", fix)
-
-
-def _kind(device: str | torch.device | None) -> str | None:
+def kind_of(device: str | torch.device | None) -> str | None:
     """The type of a device that an execution may be chosen for."""
     try:
         kind = None if device is None else torch.device(device).type

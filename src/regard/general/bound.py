@@ -41,6 +41,7 @@ class Bound:
 
     sizes: Sizes
     is_plain_causal = False
+    is_causal_part = False  # whether it is some rows and columns of one that is, whose places are known
     is_filled = False  # whether what nobody may read, and queries that may read nothing, are zero already
     has_zeros = False  # whether keys and values alone are known to be zero where nobody may read them
     is_cleared = False  # whether whoever made it zeroes the results of queries that may attend nothing

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.general.bound import Bound, BoundEither, Sizes, broadcasts
+from regard.general.bound import Bound, BoundEither, Sizes, between, broadcasts
 from regard.general.masks import And, Keys, Mask, Or, Padding, Pairs, Where
+from regard.ops.banded import Reach
 from regard.ops.parallel.ranks import Shard, shard_of
 
 # Letters of a mask's description.
@@ -135,7 +136,29 @@ class _BoundPart(Bound):
     def meets(self, i: range, j: range) -> bool:
         return self.bound.meets(_within(self.places, i), _within(self.key_places, j))
 
+    def span(self, i: range) -> range:
+        reached, own = self.bound.span(_within(self.places, i)), self.key_places
+        start = max(reached.start, own.start) - own.start
+        return between(start, min(reached.stop, own.stop) - own.start, len(own))
+
+    @property
+    def is_causal_part(self) -> bool:  # type: ignore[override]
+        return self.bound.is_plain_causal
+
+    @property
+    def reach(self) -> Reach | None:
+        reach = self.bound.reach
+        if reach is None:
+            return None
+        real = None if reach.real is None else _cut(reach.real, self.key_places)
+        return reach._replace(real=real, ahead=self.places.start - self.key_places.start)
+
     def part(self, i: range, j: range) -> Bound:
+        if self.shard.ranks.size == 1 and (len(i), len(j)) == (self.shard.nq, self.shard.n):
+            return self.bound
+        return self._part(i, j)
+
+    def _part(self, i: range, j: range) -> _BoundPart:
         return _BoundPart(self.bound, self.shard, _within(self.places, i), j, replace(self.sizes, nq=len(i), n=len(j)))
 
     def also(self, other: Bound) -> Bound:
@@ -181,9 +204,7 @@ class _BoundPart(Bound):
 
     def _over_all(self) -> _BoundPart:
         """These queries beside the keys of all ranks."""
-        part = self.part(range(len(self.places)), range(self.shard.n))
-        assert isinstance(part, _BoundPart)
-        return part
+        return self._part(range(len(self.places)), range(self.shard.n))
 
     def _once(self, name: str, find: Any) -> Any:
         if name not in self._known:

@@ -47,7 +47,7 @@ def paths_of(model: nn.Module) -> dict[int, str]:
     return paths
 
 
-def _can_be_seen(model: nn.Module) -> bool:
+def can_be_seen(model: nn.Module) -> bool:
     """Whether a model holds attention of this library, or that was adopted."""
     if any(isinstance(part, Attention | AdoptedMultiheadAttention) for part in model.modules()):
         return True
@@ -129,6 +129,6 @@ def record(model: nn.Module, *fields: str, **with_argument: Any) -> Iterator[Tra
             hooks.observers.remove(observe)
             if wanted:
                 hooks.askers.remove(asking)
-    if not len(trace) and not _can_be_seen(model):
+    if not len(trace) and not can_be_seen(model):
         why = f"the model holds no attention, so nothing was recorded. {ADOPT}"
         warnings.warn(f"record({type(model).__name__}): {why}", stacklevel=3)

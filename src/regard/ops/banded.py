@@ -24,11 +24,12 @@ WORTHWHILE = 4
 
 
 class Reach(NamedTuple):
-    """The keys of a query i: those from i + low to i + high that are real."""
+    """The keys of a query i, which stands at the key p = i + ahead: those from p + low to p + high that are real."""
 
     low: int
     high: int
     real: Tensor | None = None  # (..., N)
+    ahead: int = 0
 
 
 class _Blocks(NamedTuple):
@@ -46,12 +47,17 @@ def why_not_banded(call: Call) -> str | None:
     reach = _reach(call)
     if reach is None or type(call) is not Call:
         return "no band of keys around each query"
-    if call.align.temperature_of_softmax is None or call.seed is not None:
+    if call.align.temperature_of_softmax is None:
         return "not a plain softmax"
+    if call.seed is not None:
+        return "dropout is drawn by position"
     if call.bias is not None:
         return "a bias of pairs"
-    if call.n < WORTHWHILE * _blocks(reach).keys:
+    blocks = _blocks(reach)
+    if call.n < WORTHWHILE * blocks.keys:
         return "a band as wide as a good part of the keys"
+    if call.nq < blocks.rows:
+        return "fewer queries than a block"
     return None
 
 
@@ -61,19 +67,25 @@ def banded(call: Call, execute: Callable[[Call], Tensor]) -> Tensor:
     assert reach is not None
     blocks, axes = _blocks(reach), len(call.lead)
 
-    def cut(x: Tensor, own: int = 2) -> Tensor:
-        """Rows (..., N, d) in blocks: (C, ..., R, d); `own` axes are the rows and what follows them."""
+    count = -(-call.nq // blocks.rows)
+
+    def blocked(x: Tensor, own: int, first: int, number: int) -> Tensor:
+        """So many blocks from a row on, which may lie outside: (C, ..., R, d); `own` axes are the rows and what follows them."""
         x = x.reshape(*(1,) * (axes + own - x.dim()), *x.shape)
-        n = x.shape[-own]
-        x = F.pad(x, (0,) * (2 * own - 1) + (-n % blocks.rows,))
-        blocked: Tensor = x.unflatten(-own, (-1, blocks.rows)).movedim(-own - 1, 0)
-        return blocked
+        # Padding of less than nothing cuts.
+        x = F.pad(x, (0,) * (2 * own - 2) + (-first, first + number * blocks.rows - x.shape[-own]))
+        found: Tensor = x.unflatten(-own, (number, blocks.rows)).movedim(-own - 1, 0)
+        return found
+
+    def cut(x: Tensor, own: int = 2) -> Tensor:
+        """Rows of queries (..., Nq, d) in blocks: (C, ..., R, d)."""
+        return blocked(x, own, 0, count)
 
     def beside(x: Tensor, own: int = 2) -> Tensor:
-        """The same with the neighbouring blocks: (C, ..., S, d)."""
-        x = cut(x, own)
-        padded = F.pad(x, (0,) * (2 * (x.dim() - 1)) + (blocks.before, blocks.after))
-        return torch.cat([padded[k : k + len(x)] for k in range(blocks.before + 1 + blocks.after)], -own)
+        """Rows of keys (..., N, d) in the blocks beside these, with the neighbouring ones: (C, ..., S, d)."""
+        first = reach.ahead - blocks.before * blocks.rows
+        near = blocked(x, own, first, blocks.before + count + blocks.after)
+        return torch.cat([near[k : k + count] for k in range(blocks.before + 1 + blocks.after)], -own)
 
     part = replace(
         call,
@@ -89,7 +101,7 @@ def banded(call: Call, execute: Callable[[Call], Tensor]) -> Tensor:
 
 def _reach(call: Call) -> Reach | None:
     found: Reach | None = getattr(call.mask, "reach", None)
-    return found if call.nq == call.n else None
+    return found
 
 
 def _blocks(reach: Reach) -> _Blocks:

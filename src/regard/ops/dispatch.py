@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._errors import nearest, refusal
+from regard.ops import hooks
 from regard.ops.banded import banded, why_not_banded
 from regard.ops.blockwise import blockwise, near_rows, panel_rows
 from regard.ops.call import Call
@@ -20,10 +21,11 @@ from regard.ops.forms import AdditiveForm
 from regard.ops.fused import fused, why_not_fused, why_not_library, why_not_worthwhile
 from regard.ops.hashed import HashedCall
 from regard.ops.kernels import by_panels, mapped
+from regard.ops.near import span
 from regard.ops.packed import packed, why_not_packed
 from regard.ops.padded import padded, why_not_padded
 from regard.ops.parallel.ranks import current, refuse
-from regard.ops.parallel.ring import ring, why_not_ring
+from regard.ops.parallel.ring import agree, ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
 from regard.ops.transforms import transformed
 
@@ -108,17 +110,19 @@ def choose(call: Call, impl: str) -> Dispatch:
 def _across_ranks(call: ShardedCall, impl: str) -> Dispatch:
     ranks = call.shard.ranks
     check_splits(call)
-    if ranks.exchange == "gather":
+    if ranks.exchange == "gather" and ranks.size > 1:
         return Dispatch(
             "parallel", f"the keys of {ranks.size} ranks are gathered, and each reads them with impl={impl!r}"
         )
-    reason = why_not_ring(call)
+    reason = why_not_ring(call) if ranks.exchange == "ring" else None
     if reason is not None:
         fix = "Fix: parallel.context(mesh, exchange='gather'), which holds the keys of all ranks on each."
         raise NotImplementedError(f"parallel.context: no ring here: {reason}. {fix}")
-    if impl in ("dense", "fused"):
+    if impl in ("dense", "fused") and ranks.exchange == "ring":
         fix = "Fix: use impl='auto' or 'blockwise', or parallel.context(mesh, exchange='gather')."
         raise NotImplementedError(f"impl={impl!r} is not available here: keys that go round a ring are folded. {fix}")
+    if ranks.size == 1:
+        return Dispatch("parallel", f"one rank, as without a context: {_alone(call.whole(), impl)}")
     return Dispatch("parallel", f"keys go round {ranks.size} ranks, each folds them into the states of its own queries")
 
 
@@ -149,7 +153,7 @@ def _alone(call: Call, impl: str) -> Dispatch:
     library = call.form.is_plain and why_not_library(call) is None
     reason = (None if library else why_not_fused(call)) or why_not_worthwhile(call)
     if library and reason is None:
-        return _LIBRARY
+        return Dispatch(_LIBRARY.path, f"{_LIBRARY.reason}{_no_blocks(call)}")
     because = "" if reason is None else f"{reason}; "
     if _is_small(call) and not (reason is None and _draws_on_device(call)):
         return Dispatch("dense", f"{because}small enough for the equation itself")
@@ -157,10 +161,11 @@ def _alone(call: Call, impl: str) -> Dispatch:
         return Dispatch("dense", f"{because}torch.func takes neither recomputation nor gradients of operators")
     if reason is None:
         how = f"{_panels(call)}, scores by our kernel" if by_panels(call) else "our kernel"
-        return Dispatch("fused", f"{_described(call)}: {how}")
+        return Dispatch("fused", f"{_described(call)}: {how}{_no_blocks(call)}")
     form = call.form
     kernel = isinstance(form, AdditiveForm) and form.why_not_by_kernel(call.device_type) is None
-    return Dispatch("blockwise", f"{reason}; {_panels(call)}{', scores by our kernel' if kernel else ''}")
+    scores = ", scores by our kernel" if kernel else ""
+    return Dispatch("blockwise", f"{reason}; {_panels(call)}{scores}{_no_blocks(call)}")
 
 
 def _panels(call: Call) -> str:
@@ -168,7 +173,25 @@ def _panels(call: Call) -> str:
         # To be told, a size that is a symbol would have to become a number.
         return "panels"
     rows = rows_of_panel(call, near=True)
-    return f"{math.ceil(call.nq / rows) if call.nq else 1} panel(s) of {rows} rows"
+    number = math.ceil(call.nq / rows) if call.nq else 1
+    # One panel alone stands beside all keys.
+    near = [len(span(call, i)) for i in call.panels(rows)] if number > 1 else [call.n]
+    told = f"{number} panel(s) of {rows} rows"
+    if max(near) < call.n:
+        return f"{told} beside at most {max(near)} keys"
+    # Under a causal mask the last panel reads all keys, but the others do not.
+    mean = math.ceil(sum(near) / number)
+    return f"{told} beside {mean} keys on average" if mean < call.n else told
+
+
+def _no_blocks(call: Call) -> str:
+    """Why a window is not computed by blocks, but for what its alignment says already."""
+    if torch.compiler.is_compiling() or call.align.temperature_of_softmax is None:
+        return ""
+    if getattr(call.mask, "reach", None) is None or type(call) is not Call:
+        return ""
+    why = why_not_banded(call)
+    return "" if why is None else f"; not banded: {why}"
 
 
 def _described(call: Call) -> str:
@@ -230,7 +253,10 @@ def autocasting(device: torch.device) -> bool:
 
 def execute(call: Call, impl: str) -> Tensor:
     """Run a call: (..., Nq, d_v) in the dtype of its values."""
-    path = choose(call, impl).path
+    dispatch = choose(call, impl)
+    path = dispatch.path
+    if not torch.compiler.is_compiling():
+        hooks.decided(dispatch)
     if call.asked is not None and path != "fused":
         # Parts of a call, one at a time, would each answer for the whole.
         call = call.with_(asked=None)
@@ -263,9 +289,13 @@ def _run(call: Call, path: str) -> Tensor:
 
 
 def _shared(call: ShardedCall, impl: str) -> Tensor:
-    if call.shard.ranks.exchange == "ring":
-        return ring(call, _asked_rows())
-    call.shard.ranks.agree("attending", facts(call), {})
+    ranks = call.shard.ranks
+    if ranks.exchange == "ring":
+        agree(call)
+        if ranks.size > 1:
+            return ring(call, _asked_rows())
+    else:
+        ranks.agree("attending", facts(call), {})
     whole = call.whole()
     return _run(whole, _alone(whole, _overrides[-1].impl if _overrides else impl).path)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,9 +44,34 @@ def aside() -> Iterator[None]:
         _aside.on = before
 
 
+@contextmanager
+def shown_only_to(observe: Observer, decided: Callable[[Any], None]) -> Iterator[None]:
+    """Show the calls of this thread to one observer, and what was decided of each before it, and neither show nor tell others anything."""
+    before = getattr(_aside, "only", None)
+    _aside.only = (observe, decided)
+    # A list that is not empty lets every call be made; of other threads it observes nothing.
+    observers.append(_nobody)
+    try:
+        yield
+    finally:
+        observers.remove(_nobody)
+        _aside.only = before
+
+
+def _nobody(module: nn.Module, call: Call) -> None:
+    pass
+
+
+def decided(dispatch: object) -> None:
+    """Tell who explains this thread's calls what execution is about to run."""
+    only = getattr(_aside, "only", None)
+    if only is not None:
+        only[1](dispatch)
+
+
 def asked(module: nn.Module, call: Call) -> Call:
     """The call with what is asked of it, so that an execution may find it on its way; whoever asks first is heard."""
-    if not askers or torch.compiler.is_compiling() or _inside_backward():
+    if not askers or torch.compiler.is_compiling() or _inside_backward() or getattr(_aside, "only", None) is not None:
         return call
     for ask in tuple(askers):
         call = call if call.asked is not None else ask(module, call)
@@ -55,6 +81,10 @@ def asked(module: nn.Module, call: Call) -> Call:
 def seen(module: nn.Module, call: Call) -> None:
     """Show the call to all observers; a recomputation inside a backward is not shown again."""
     if not observers or torch.compiler.is_compiling() or _inside_backward():
+        return
+    only = getattr(_aside, "only", None)
+    if only is not None:
+        only[0](module, call)
         return
     call = call.seen()
     for observe in tuple(observers):

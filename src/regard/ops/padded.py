@@ -64,7 +64,8 @@ def why_not_padded(call: Call) -> str | None:
         return f"alignment {type(call.align).__name__} looks at more than the keys that a row may attend"
     if call.seed is not None or callable(call.bias):
         return "what is drawn, or a function of places, is of all entries"
-    if not set(call.prepared) <= {*call.align.of_queries, *call.align.of_keys} or _is_shared(call):  # type: ignore[attr-defined]
+    rows = {*getattr(call.align, "of_queries", ()), *getattr(call.align, "of_keys", ())}
+    if any(name not in rows for name, x in call.prepared.items() if isinstance(x, Tensor)) or _is_shared(call):
         return "something that all entries share"
     extents = _extents(call)
     if extents is None:
@@ -158,7 +159,7 @@ def _parts(call: Call, order: Tensor, counts: list[int]) -> list[Call]:
             query=None,
             key=form.u if isinstance(form, AdditiveForm) else form.key,
             bias=cut(call.bias) if isinstance(call.bias, Tensor) else None,
-            prepared={name: cut(x, 1) for name, x in call.prepared.items()},
+            prepared={name: cut(x, 1) if isinstance(x, Tensor) else x for name, x in call.prepared.items()},
         )
 
     return [part(g) for g in range(len(counts))]

@@ -94,6 +94,10 @@ class _BoundFilled(Bound):
         return self.bound.is_plain_causal
 
     @property
+    def is_causal_part(self) -> bool:  # type: ignore[override]
+        return self.bound.is_causal_part
+
+    @property
     def reach(self) -> Reach | None:
         reach = self.bound.reach
         return reach if reach is None or reach.real is None else reach._replace(real=self._spread(reach.real, 1))

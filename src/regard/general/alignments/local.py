@@ -116,7 +116,9 @@ class Local(Alignment):
             self.W_p, self.w_p = matrix(position_dim, query_dim), vector(position_dim)
 
     def prepare(self, call: Call) -> Mapping[str, Any]:
-        return {"position": self.positions(call)}
+        # Whether positions count from the first of all queries, not from that of each sequence.
+        by_place = not isinstance(call.mask, Bound) or call.mask.origins(call.device) is None
+        return {"position": self.positions(call), "by_place": by_place}
 
     def positions(self, call: Call) -> Tensor:
         """The real positions p, (..., Nq)."""
@@ -140,12 +142,15 @@ class Local(Alignment):
 
     def span(self, call: Call, i: range) -> range | None:
         """The keys that windows of some queries hold, where none can be empty and they are known without looking; None elsewhere."""
-        # A query that may read its own position has a window with something in it.
-        alone = call.mask is None or (getattr(call.mask, "is_plain_causal", False) and call.start == 0)
-        if self.position != "monotonic" or not alone or call.bias is not None or not i or not call.n:
+        n, by_place = call.all_keys, self.position == "monotonic" and call.prepared.get("by_place", False)
+        if not by_place or call.bias is not None or not i or not n:
             return None
-        first, last = (min(max(call.start + k, 0), call.n - 1) for k in (i[0], i[-1]))
-        return between(first - self.window, last + self.window + 1, call.n)
+        causal = getattr(call.mask, "is_plain_causal", False) or getattr(call.mask, "is_causal_part", False)
+        # A query that may read its own position has a window with something in it.
+        if call.mask is not None and not (causal and call.start == call.first_query):
+            return None
+        first, last = (max(0, min(call.start + k, n - 1)) for k in (i[0], i[-1]))
+        return between(first - self.window, last + self.window + 1, n)
 
     @staticmethod
     def length(call: Call) -> Tensor:

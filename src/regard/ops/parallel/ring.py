@@ -1,7 +1,8 @@
 r"""Ring execution: keys and values go from rank to rank, and each rank folds what comes by into the states of its own queries.
 
 Rank $r$ holds the keys of rank $r - s$ in step $s$. A state (ops.folds) is read when all have come by; nothing larger than a panel of
-queries beside the keys of one rank is ever written, and no rank holds more keys than its own and its neighbour's.
+queries beside the keys of one rank is ever written, and no rank holds more keys than its own and its neighbour's. Every rank passes all
+keys on, but a panel is computed beside those alone that it may reach (ops.parallel.reached): beside none of most ranks, under a window.
 
 Backward. With the whole state known, the summand of each block is a function of that block alone, and the gradient of every summand
 is that of the sum. So keys go round once more; each rank computes the block again, keeps what its own queries and the parameters get, and
@@ -11,7 +12,7 @@ adds what the keys get to a sum that travels with them, and is home after one mo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,11 +22,12 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
-from regard.ops.blockwise import CPU_PANEL_ELEMENTS, GPU_PANEL_ELEMENTS, LARGE_PANEL_ELEMENTS
+from regard.ops.blockwise import LARGE_PANEL_ELEMENTS
 from regard.ops.call import Call
 from regard.ops.folds import Fold, SoftFold, State, finish
 from regard.ops.forms import wide
 from regard.ops.heap import return_freed_memory
+from regard.ops.parallel.reached import reached, rows_of_block
 from regard.ops.parallel.sharded import ShardedCall, beside, facts
 from regard.ops.parts import Operand, bias_beside, operands, rebuilt
 
@@ -44,16 +46,19 @@ def why_not_ring(call: ShardedCall) -> str | None:
 
 
 def ring(call: ShardedCall, rows: int | None = None) -> Tensor:
-    """Attend: (..., Nq, d_v) of this rank's queries."""
-    ranks = call.shard.ranks
-    said = ranks.agree("attending", facts(call), {"hidden": _learns_unseen(call)})
+    """Attend, once all agree: (..., Nq, d_v) of this rank's queries."""
+    job = _Job(call, rows)
+    context: Tensor = _Ring.apply(job, *(operand.tensor for operand in job.operands))  # type: ignore[no-untyped-call]
+    return context
+
+
+def agree(call: ShardedCall) -> None:
+    """Let all ranks say what goes round, and refuse what a ring would not teach."""
+    said = call.shard.ranks.agree("attending", facts(call), {"hidden": _learns_unseen(call)})
     for each in said:
         if each["hidden"] is not None:
             expected = "inside parallel.context, tensors that are named, so that their gradients are found"
             raise NotImplementedError(refusal(each["hidden"], "a function that learns", expected, _GATHER))
-    job = _Job(call, rows)
-    context: Tensor = _Ring.apply(job, *(operand.tensor for operand in job.operands))  # type: ignore[no-untyped-call]
-    return context
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,25 +78,19 @@ class _Job:
         return [k for k, operand in enumerate(self.operands) if operand.side == "key"]
 
     @cached_property
-    def row_elements(self) -> int:
-        """Numbers that one query needs at once, beside the keys of a rank."""
-        return math.prod(self.call.lead) * max(self.call.shard.keys) * _probe(self.call).row_elements
+    def key_elements(self) -> int:
+        """Numbers that one query needs at once beside one key."""
+        return math.prod(self.call.lead) * _probe(self.call).row_elements
 
     @cached_property
     def panels(self) -> list[range]:
-        budget = CPU_PANEL_ELEMENTS if self.call.device.type == "cpu" else GPU_PANEL_ELEMENTS
-        return self.call.panels(max(1, budget // max(1, self.row_elements)) if self.rows is None else self.rows)
+        return self.call.panels(rows_of_block(self.call, self.key_elements) if self.rows is None else self.rows)
 
-    def tidy(self, k: int) -> None:
+    def tidy(self, k: int, j: range) -> None:
         """Give the temporaries of some panels back to the system, where they are worth it."""
-        large = self.call.device.type == "cpu" and len(self.panels[0]) * self.row_elements >= LARGE_PANEL_ELEMENTS
-        if large and k % TIDY_EVERY == 0:
+        elements = len(self.panels[0]) * len(j) * self.key_elements
+        if self.call.device.type == "cpu" and elements >= LARGE_PANEL_ELEMENTS and k % TIDY_EVERY == 0:
             return_freed_memory()
-
-    def places(self, owner: int) -> range:
-        """The keys of a rank among all."""
-        first = self.call.shard.first_keys[owner]
-        return range(first, first + self.call.shard.keys[owner])
 
     def shapes(self, owner: int) -> list[list[int]]:
         """Of the operands of a rank's keys."""
@@ -102,17 +101,36 @@ class _Job:
             found.append(shape)
         return found
 
-    def meets(self, i: range, owner: int) -> bool:
-        """Whether any of these queries may attend any key of a rank."""
-        mask, j = self.call.mask, self.places(owner)
-        if not i or not j:
-            return False
-        return mask is None or bool(mask.part(i, j).meets(range(len(i)), range(len(j))))  # type: ignore[attr-defined]
+    def blocks(self, owner: int) -> Iterator[tuple[int, range, range]]:
+        """The panels that reach keys of a rank: their number, their queries, and these keys."""
+        for k, i in enumerate(self.panels):
+            j = reached(self.call, i, owner)
+            if j:
+                yield k, i, j
 
-    def part(self, tensors: Sequence[Tensor], i: range, owner: int) -> Call:
-        """A panel of queries beside the keys of a rank, from operands that are cut to them."""
+    def cut(self, tensors: Sequence[Tensor], held: Sequence[Tensor], i: range, j: range, owner: int) -> list[Tensor]:
+        """The operands of a panel beside some keys of the rank whose keys are held."""
+        cut = [operand.cut(i, x) for operand, x in zip(self.operands, tensors, strict=True)]
+        for k, x in zip(self.keys, held, strict=True):
+            cut[k] = self.columns(k, x, j, owner)
+        return cut
+
+    def columns(self, k: int, x: Tensor, j: range, owner: int) -> Tensor:
+        """What of an operand that goes round belongs to some keys of its owner."""
+        return x.narrow(self.operands[k].axis, j.start - self.call.shard.first_keys[owner], len(j))
+
+    def part(self, tensors: Sequence[Tensor], i: range, j: range) -> Call:
+        """A panel of queries beside some keys, from operands that are cut to them."""
         given = {operand.name: x for operand, x in zip(self.operands, tensors, strict=True)}
-        return beside(self.call, given, i, self.places(owner))
+        return beside(self.call, given, i, j)
+
+    def alone(self, tensors: Sequence[Tensor], i: range) -> Call:
+        """A panel of queries beside no keys, of which states begin and are read."""
+        ranks = self.call.shard.ranks
+        first = self.call.shard.first_key
+        held = [tensors[k] for k in self.keys]
+        none = range(first, first)
+        return self.part(self.cut(tensors, held, i, none, ranks.rank), i, none)
 
     def fold(self, part: Call, tensors: Sequence[Tensor]) -> Fold:
         for operand, x in zip(self.operands, tensors, strict=True):
@@ -131,19 +149,18 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor:
         call, ranks = job.call, job.call.shard.ranks
-        started = [job.part([x.cut(i) for x in job.operands], i, ranks.rank) for i in job.panels]
+        started = [job.alone(tensors, i) for i in job.panels]
         folds = [job.fold(part, tensors) for part in started]
         states = [fold.start(part.tile()) for fold, part in zip(folds, started, strict=True)]
         held = [tensors[k] for k in job.keys]
         for step in range(ranks.size):
             owner = ranks.owner(step)
             passing = ranks.passing(held, job.shapes(ranks.owner(step + 1))) if step < ranks.size - 1 else None
-            for k, i in enumerate(job.panels):
-                if job.meets(i, owner):
-                    cut = _cut(job, tensors, held, i)
-                    part = job.part(cut, i, owner)
-                    states[k] = job.fold(part, cut).absorb(states[k], part.scores(tiled=True), part.tile())
-                    job.tidy(k)
+            for k, i, j in job.blocks(owner):
+                cut = job.cut(tensors, held, i, j, owner)
+                part = job.part(cut, i, j)
+                states[k] = job.fold(part, cut).absorb(states[k], part.scores(tiled=True), part.tile())
+                job.tidy(k, j)
             held = held if passing is None else passing.done()
         contexts = [finish(*each) for each in zip(folds, states, (part.tile() for part in started), strict=True)]
         ctx.job, ctx.sizes = job, [len(state) for state in states]
@@ -178,10 +195,11 @@ def _backward(
         gained: dict[int, Tensor] = {
             k: torch.zeros_like(wide(x)) for k, x in zip(job.keys, held, strict=True) if needed[k]
         }
-        for panel, (state, wanted, i) in enumerate(zip(states, due, job.panels, strict=True)):
-            if job.meets(i, owner):
-                _absorb_gradients(job, _cut(job, tensors, held, i), needed, (state, wanted), (i, owner), found, gained)
-                job.tidy(panel)
+        for k, i, j in job.blocks(owner):
+            beside_keys = {which: job.columns(which, x, j, owner) for which, x in gained.items()}
+            cut = job.cut(tensors, held, i, j, owner)
+            _absorb_gradients(job, cut, needed, (states[k], due[k]), (i, j), found, beside_keys)
+            job.tidy(k, j)
         # The sum of the keys' gradients follows the keys: what earlier ranks found, and now this one.
         total = [gained[k] if step == 0 else gained[k].add_(found[k]) for k in learning]  # type: ignore[arg-type]
         shapes = dict(zip(job.keys, job.shapes(ranks.owner(step + 1)), strict=True))
@@ -194,7 +212,7 @@ def _backward(
 
 def _of_state(job: _Job, tensors: Sequence[Tensor], state: State, i: range, grad: Tensor) -> list[Tensor | None]:
     """The gradient of each entry of a panel's state, None where there is none."""
-    part = job.part([x.cut(i, t) for x, t in zip(job.operands, tensors, strict=True)], i, job.call.shard.ranks.rank)
+    part = job.alone(tensors, i)
     leaves = tuple(x.detach().requires_grad_() if x.dtype.is_floating_point else x for x in state)
     with torch.enable_grad():
         context = finish(job.fold(part, tensors), leaves, part.tile())
@@ -209,15 +227,15 @@ def _absorb_gradients(
     cut: Sequence[Tensor],
     needed: Sequence[bool],
     of_state: tuple[State, list[Tensor | None]],
-    where: tuple[range, int],
+    where: tuple[range, range],
     found: list[Tensor | None],
     gained: dict[int, Tensor],
 ) -> None:
     """Compute a block again, and add what its operands get: to `gained` for those that go round, to `found` for the others."""
-    (state, wanted), (i, owner) = of_state, where
+    (state, wanted), (i, j) = of_state, where
     leaves = [x.detach().requires_grad_() if need else x.detach() for x, need in zip(cut, needed, strict=True)]
     with torch.enable_grad():
-        part = job.part(leaves, i, owner)
+        part = job.part(leaves, i, j)
         fold, tile = job.fold(part, leaves), part.tile()
         share = fold.share(fold.absorb(fold.start(tile), part.scores(tiled=True), tile), state)
     pairs = [(x, g) for x, g in zip(share, wanted, strict=True) if g is not None and x.requires_grad]
@@ -230,14 +248,6 @@ def _absorb_gradients(
         if g is not None:
             total = gained[k] if k in gained else job.operands[k].cut(i, found[k])
             total += g
-
-
-def _cut(job: _Job, tensors: Sequence[Tensor], held: Sequence[Tensor], i: range) -> list[Tensor]:
-    """The operands of a panel beside the keys that are here."""
-    cut = [operand.cut(i, x) for operand, x in zip(job.operands, tensors, strict=True)]
-    for k, x in zip(job.keys, held, strict=True):
-        cut[k] = x
-    return cut
 
 
 def _probe(call: ShardedCall) -> Call:

@@ -37,6 +37,10 @@ class ShardedCall(Call):
 
     def whole(self) -> Call:
         """This rank's queries beside the keys of all ranks, whose gradients go back to where they came from."""
+        if self.shard.ranks.size == 1:
+            own = {name: x for name, x in vars(self).items() if name != "shard"}
+            mask = None if self.mask is None else self.mask.part(range(self.nq), range(self.n))  # type: ignore[attr-defined]
+            return Call(**{**own, "mask": mask})
         given = {operand.name: gathered(operand.tensor, operand.axis, self.shard) for operand in self.key_side()}
         return beside(self, given, range(self.nq), range(self.shard.n))
 
