@@ -20,6 +20,7 @@ from regard.ops.banded import Reach
 from regard.ops.fill import where
 from regard.ops.packed import Pieces
 from regard.ops.parallel.ranks import Shard
+from regard.ops.places import indices, taken
 
 _SCAN_ELEMENTS = 1 << 22
 
@@ -144,10 +145,6 @@ def _on(device: torch.device, allowed: Tensor) -> Tensor:
     return allowed
 
 
-def _range(r: range, device: torch.device) -> Tensor:
-    return torch.arange(r.start, r.stop, device=device)
-
-
 @dataclass(frozen=True)
 class BoundPairs(Bound):
     """Booleans over pairs."""
@@ -161,9 +158,8 @@ class BoundPairs(Bound):
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         allowed = self._two_axes(device)
-        rows = slice(None) if allowed.shape[-2] == 1 else slice(i.start, i.stop)
-        columns = slice(None) if allowed.shape[-1] == 1 else slice(j.start, j.stop)
-        return allowed[..., rows, columns]
+        allowed = allowed if allowed.shape[-2] == 1 else taken(allowed, i, -2)
+        return allowed if allowed.shape[-1] == 1 else taken(allowed, j, -1)
 
     def keys(self, device: torch.device) -> Tensor:
         allowed = self._whole(device)
@@ -244,7 +240,7 @@ class BoundBand(Bound):
         return packed.joined(self) or self
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
-        distance = _range(j, device) - (_range(i, device)[:, None] + self.offset)
+        distance = indices(j, device) - (indices(i, device)[:, None] + self.offset)
         return (distance >= self.low) & (distance <= self.high)
 
     def meets(self, i: range, j: range) -> bool:
@@ -284,7 +280,7 @@ class BoundWhere(Bound):
         return (*self.sizes.lead, self.sizes.nq, self.sizes.n)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
-        allowed = self.function(_range(i, device)[:, None], _range(j, device)[None, :])
+        allowed = self.function(indices(i, device)[:, None], indices(j, device)[None, :])
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             kind = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
             raise TypeError(refusal("mask", f"Where(...) that gives {kind}", "a boolean tensor"))

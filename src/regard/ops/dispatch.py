@@ -24,6 +24,7 @@ from regard.ops.packed import packed, why_not_packed
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
+from regard.ops.places import are_known, product_of_known
 from regard.ops.transforms import transformed
 
 IMPLS = ("auto", "dense", "blockwise", "fused")
@@ -133,9 +134,11 @@ def _alone(call: Call, impl: str) -> Dispatch:
         if transformed():
             return Dispatch("dense", "torch.func takes no hand-written gradient")
         return Dispatch("chunked", "tokens sorted by bucket: each chunk reads its neighbours")
-    if call.mask is not None and why_not_packed(call) is None and not torch.compiler.is_compiling():
+    # How many blocks there would be, a graph for any length cannot say.
+    cuts = call.mask is not None and not torch.compiler.is_compiling()
+    if cuts and why_not_packed(call) is None:
         return Dispatch("packed", "sequences end to end: each by itself, those of about one length together")
-    if call.mask is not None and why_not_banded(call) is None and not torch.compiler.is_compiling():
+    if cuts and why_not_banded(call) is None:
         return Dispatch(
             "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
         )
@@ -272,6 +275,8 @@ def _is_small(call: Call) -> bool:
     if call.form.sizes[0] == 1:
         # The hidden layer of a single query is no larger than the projected keys.
         return True
+    if not are_known(call.pairs):
+        return False
     width = call.form.a.shape[-1] if isinstance(call.form, AdditiveForm) else call.form.features or 1
     most = SMALL_HIDDEN_ELEMENTS if call.device_type == "cpu" else SMALL_ON_DEVICE
-    return math.prod(call.lead) * call.pairs * width <= most
+    return product_of_known(call.lead) * call.pairs * width <= most
