@@ -97,7 +97,7 @@ def _words(
 def _in_order(words: Sequence[Tensor], j: range) -> Tensor:
     """What is known of words, key by key."""
     first = j.start // 4 * 4
-    return torch.stack(list(words), -1).flatten(-2)[..., j.start - first : j.stop - first]
+    return taken(torch.stack(list(words), -1).flatten(-2), places(j.start - first, j.stop - first), -1)
 
 
 def numbers(words: Tensor) -> Tensor:
