@@ -25,7 +25,7 @@ from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
 from regard.ops.places import are_known, product_of_known
-from regard.ops.transforms import transformed
+from regard.ops.transforms import backward_or_mapped, only_mapped, transformed
 
 IMPLS = ("auto", "dense", "blockwise", "fused")
 
@@ -126,6 +126,12 @@ def _alone(call: Call, impl: str) -> Dispatch:
                 f"impl='fused' is not available here: {reason}. Fix: use impl='auto', 'blockwise' or 'dense'."
             )
         return Dispatch("fused", "asked for")
+    if impl == "blockwise" and not torch.compiler.is_compiling() and transformed():
+        reason = _why_not_transformed(call)
+        if reason is not None:
+            raise NotImplementedError(
+                f"impl='blockwise' is not available here: {reason}. Fix: use impl='auto' or 'dense'."
+            )
     if impl != "auto":
         return Dispatch(impl, "asked for")
     if isinstance(call, EdgeCall):
@@ -157,6 +163,18 @@ def _alone(call: Call, impl: str) -> Dispatch:
     form = call.form
     kernel = isinstance(form, AdditiveForm) and form.why_not_by_kernel(call.device_type) is None
     return Dispatch("blockwise", f"{reason}; {_panels(call)}{', scores by our kernel' if kernel else ''}")
+
+
+def _why_not_transformed(call: Call) -> str | None:
+    """The reason why the blockwise execution of a call cannot be mapped or differentiated by torch.func, or None."""
+    if isinstance(call, EdgeCall):
+        return "torch.func takes neither recomputation nor gradients of operators"
+    form = call.form
+    if isinstance(form, AdditiveForm) and form.by_operator and not only_mapped():
+        return "torch.func takes no gradients of operators, which compute additive scores tile by tile"
+    if backward_or_mapped() and rows_of_panel(call, near=True) < call.nq:
+        return "torch.func takes no recomputation, by which panels of queries are learned from"
+    return None
 
 
 def _panels(call: Call) -> str:

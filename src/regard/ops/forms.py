@@ -159,8 +159,13 @@ class AdditiveForm:
             return (hidden @ (weight if weight.dim() == 2 else weight[..., None, :, :])).movedim(-1, -3)
         return hidden @ weight if weight.dim() == 1 else (hidden @ weight[..., None, :, None]).squeeze(-1)
 
+    @property
+    def by_operator(self) -> bool:
+        """Whether an operator of ours computes `tiled`."""
+        return self.weight is not None and self.activation.derivative is not None
+
     def tiled(self, i: range) -> Tensor:
-        if self.weight is None or self.activation.derivative is None:
+        if self.weight is None or not self.by_operator:
             return self.scores(i)
         a = taken(self.a, i, -2)
         weight = self.weight if self.multi else self.weight[..., None]
