@@ -108,8 +108,13 @@ def test_second_derivatives_of_the_library_are_refused_by_name(score):
 
 @pytest.mark.parametrize("way", ["jacrev", "jacfwd"])
 def test_additive_scores_by_tiles_are_not_differentiated_by_transforms_and_say_so(way):
-    attend, x = scrambled(rg.Attention("additive", query_dim=4, key_dim=4, hidden_dim=3, impl="blockwise")), normal(5, 4)
-    with pytest.raises(NotImplementedError, match="'blockwise' is not available .* no gradients of operators.* Fix: use"):
+    attend, x = (
+        scrambled(rg.Attention("additive", query_dim=4, key_dim=4, hidden_dim=3, impl="blockwise")),
+        normal(5, 4),
+    )
+    with pytest.raises(
+        NotImplementedError, match="'blockwise' is not available .* no gradients of operators.* Fix: use"
+    ):
         WAYS[way](lambda x: attend(x, x), x)
     with rg.execution("auto"):
         found = WAYS[way](lambda x: attend(x, x), x)

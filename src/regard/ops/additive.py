@@ -285,7 +285,7 @@ def _gradients_mapped(
     return tuple(g.reshape(info.batch_size, *shape) for g, shape in zip(grads, shapes, strict=True)), (0, 0, 0)
 
 
-# Registered without torch.library.custom_op, whose wrapper imports the whole compiler on its first call, and costs the host a little on every.
+# Registered without torch.library.custom_op, whose wrapper imports the whole compiler on its first call.
 _library = torch.library.Library("regard", "FRAGMENT")
 _library.define("additive_scores(Tensor a, Tensor u, Tensor weight, str act) -> Tensor")
 _library.define(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard._errors import refusal
-from regard.ops.call import Call
+from regard.ops.call import Align, Call
 from regard.ops.heap import return_freed_memory
 from regard.ops.made_of import changed, stamps_of_recomputed
 from regard.ops.near import beside, grown, span
@@ -79,6 +79,8 @@ def recomputed(part: Callable[[range], T], i: range, call: Call) -> T:
     if not torch.is_grad_enabled():
         return part(i)
     then = stamps_of_recomputed(call)
+    if torch.compiler.is_compiling():
+        _read_numbers(call.align)
 
     def computed(i: range) -> T:
         # The second time, in the backward, from tensors that nothing else holds to what they were.
@@ -90,6 +92,14 @@ def recomputed(part: Callable[[range], T], i: range, call: Call) -> T:
 
     result: T = checkpoint(computed, i, use_reentrant=False, preserve_rng_state=_draws_unseen(call))
     return result
+
+
+def _read_numbers(align: Align) -> float:
+    """Read the numbers of an alignment, which are symbols where everything is.
+
+    What is recomputed is a graph within the graph, and would keep for itself what is first read there: the next panel could not have it.
+    """
+    return sum((getattr(align, name) for name, x in vars(align).items() if isinstance(x, float)), 0.0)
 
 
 def _draws_unseen(call: Call) -> bool:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from regard._errors import refusal
+from regard.ops import drawn as drawn  # registers what graphs draw by
 from regard.ops.forms import Form, common_shape, product, wide
 from regard.ops.places import indices, places, taken
-from regard.ops import drawn as drawn  # registers what graphs draw by
 from regard.ops.random import DROPOUT, at_least, uniform
 from regard.ops.rule import Rule
 

@@ -13,7 +13,9 @@ _library.define(f"uniform({_WHERE}) -> Tensor")
 _library.define(f"at_least(float p, {_WHERE}) -> Tensor")
 
 
-def _uniform(seed: Tensor, leads: int, features: int, first: int, rows: int, begin: int, keys: int, purpose: int) -> Tensor:
+def _uniform(
+    seed: Tensor, leads: int, features: int, first: int, rows: int, begin: int, keys: int, purpose: int
+) -> Tensor:
     """Numbers (leads, features, rows, keys) of the queries from `first` on, and the keys from `begin` on."""
     return random.uniform(seed, (leads,), features, range(first, first + rows), range(begin, begin + keys), purpose)
 

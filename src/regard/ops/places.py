@@ -21,9 +21,9 @@ PANELS_OF_GRAPH = 8
 class Places:
     """A range of places whose ends may be symbols, as sizes are while a graph is traced: a range would fix them."""
 
-    def __init__(self, start: int, stop: int, count: int | None = None) -> None:
+    def __init__(self, start: int, stop: int, total: int | None = None) -> None:
         self.start, self.stop = start, stop
-        self.count = count  # of all places, where the range may reach beyond them
+        self.total = total  # of all places, where the range may reach beyond them
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -55,21 +55,22 @@ def panels_of_graph(count: int) -> list[range]:
     return [cast(range, Places(k * rows, k * rows + rows, count)) for k in range(PANELS_OF_GRAPH)]
 
 
-def _count(i: range) -> int | None:
+def _total(i: range) -> int | None:
     """How many places there are in all, where some may reach beyond them."""
-    return i.count if isinstance(i, Places) else None
+    return getattr(i, "total", None)
 
 
 def indices(i: range, device: torch.device) -> Tensor:
     """Places as numbers; beyond the last there is the last again."""
-    found, count = torch.arange(i.start, i.stop, device=device), _count(i)
-    return found if count is None else found.clamp(max=count - 1)
+    found, total = torch.arange(i.start, i.stop, device=device), _total(i)
+    return found if total is None else found.clamp(max=total - 1)
 
 
 def taken(x: Tensor, i: range, axis: int) -> Tensor:
-    """What stands at some places of an axis."""
-    if _count(i) is not None:
+    """What stands at some places of an axis, the last or the one before it."""
+    if _total(i) is not None:
         return x.index_select(axis, indices(i, x.device))
     if i.stop - i.start == x.shape[axis]:
         return x
-    return x[(..., slice(i.start, i.stop), *(slice(None),) * (-1 - axis))]
+    rows = slice(i.start, i.stop)
+    return x[..., rows] if axis == -1 else x[..., rows, :]
