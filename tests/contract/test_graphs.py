@@ -188,6 +188,7 @@ BY_LENGTH = {
     "additive": (lambda: Read(additive()), sequences),
     "additive, causal": (lambda: Read(additive(), rg.Causal()), sequences),
     "additive, window": (lambda: Read(additive(), rg.Window(3)), sequences),
+    "additive, a function": (lambda: Read(additive(), rg.Where(lambda i, j: (i - j) % 3 != 1)), sequences),
     "additive, padding and causal": (lambda: Read(additive(), rg.Causal()), padded),
     "additive, dropout": (lambda: Read(additive(dropout=0.3)), sequences),
     "multi-dimensional": (lambda: Read(rg.Attention(rg.Additive(D, D, 3, features=D))), sequences),

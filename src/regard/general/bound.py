@@ -20,7 +20,7 @@ from regard.ops.banded import Reach
 from regard.ops.fill import where
 from regard.ops.packed import Pieces
 from regard.ops.parallel.ranks import Shard
-from regard.ops.places import indices, taken
+from regard.ops.places import are_known, indices, places, taken
 
 _SCAN_ELEMENTS = 1 << 22
 
@@ -131,8 +131,12 @@ class Bound:
         """Booleans (..., some rows, N), until there are no more."""
         nq, n = self.sizes.nq, self.sizes.n
         pairs = math.prod(self.shape[:-2]) * n
-        # While a graph is traced a size may be a symbol, on which no loop should depend.
-        step = max(1, _SCAN_ELEMENTS // max(1, pairs)) if type(pairs) is int else max(1, nq)
+        if not are_known(nq, pairs):
+            # While a graph is traced a size may be a symbol, on which no loop should depend.
+            tile = self.tile(places(0, nq), places(0, n), device)
+            yield tile.expand(*tile.shape[:-2], nq, n)
+            return
+        step = max(1, _SCAN_ELEMENTS // max(1, pairs))
         for i in range(0, nq, step):
             part = range(i, min(i + step, nq))
             tile = self.tile(part, range(n), device)
