@@ -146,6 +146,123 @@ def test_a_compiled_module_takes_any_length(name, impl):
     assert counted.frame_count <= (3 if name == "dropout" else 2)
 
 
+class Read(nn.Module):
+    """An attention or a stack under a mask, called with tensors alone, as a graph is."""
+
+    def __init__(self, module: nn.Module, mask=None) -> None:
+        super().__init__()
+        self.module, self.mask = module.double(), mask
+
+    def forward(self, x, lengths=None):
+        mask = self.mask if lengths is None else rg.Padding(lengths) & self.mask
+        return self.module(x, x, mask=mask) if isinstance(self.module, rg.Attention) else self.module(x, mask=mask)
+
+
+class AlongEdges(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = rg.GraphAttention(D, 2).double()
+
+    def forward(self, nodes, edges):
+        return self.module(nodes, edges)
+
+
+def additive(**options) -> rg.Attention:
+    return rg.Attention("additive", **QUERY_KEY, hidden_dim=3, **options)
+
+
+def sequences(n: int):
+    return (normal(2, n, D),)
+
+
+def padded(n: int):
+    return (*sequences(n), torch.tensor([n, n // 2]))
+
+
+def along_edges(n: int):
+    return normal(n, D), torch.randint(n, (2, 3 * n))
+
+
+# What is computed by panels, by blocks, in the library or along edges as the length decides, where one may look at it.
+BY_LENGTH = {
+    "additive": (lambda: Read(additive()), sequences),
+    "additive, causal": (lambda: Read(additive(), rg.Causal()), sequences),
+    "additive, window": (lambda: Read(additive(), rg.Window(3)), sequences),
+    "additive, a function": (lambda: Read(additive(), rg.Where(lambda i, j: (i - j) % 3 != 1)), sequences),
+    "additive, padding and causal": (lambda: Read(additive(), rg.Causal()), padded),
+    "additive, dropout": (lambda: Read(additive(dropout=0.3)), sequences),
+    "multi-dimensional": (lambda: Read(rg.Attention(rg.Additive(D, D, 3, features=D))), sequences),
+    "sparsemax": (lambda: Read(rg.Attention("dot", "sparsemax")), sequences),
+    "scaled-dot, causal": (lambda: Read(rg.Attention(), rg.Causal()), sequences),
+    "scaled-dot, window": (lambda: Read(rg.Attention(), rg.Window(1)), sequences),
+    "encoder": (lambda: Read(rg.TransformerEncoder(D, 2, 1, position="alibi")), sequences),
+    "additive encoder": (lambda: Read(rg.TransformerEncoder(D, 2, 1, position="alibi", score="additive")), sequences),
+    "graph": (AlongEdges, along_edges),
+}
+LENGTHS = [2, 3, 5, 9, 16, 17, 24, 31, 45, 64, 77, 130]
+
+
+@pytest.fixture
+def small_budgets(monkeypatch):
+    """Budgets under which short inputs are long ones."""
+    monkeypatch.setattr("regard.ops.dispatch.SMALL_HIDDEN_ELEMENTS", 400)
+    monkeypatch.setattr("regard.ops.blockwise.CPU_PANEL_ELEMENTS", 500)
+    monkeypatch.setattr("regard.ops.fused.WRITTEN_MASK_ELEMENTS", 5000)
+    monkeypatch.setattr("regard.ops.fused.WORTH_A_PANEL", 300)
+    monkeypatch.setattr("regard.ops.fused.NARROW_ROWS", 2)
+    monkeypatch.setattr("regard.ops.fill.LARGE_ELEMENTS", 100)
+
+
+def learned(module: nn.Module, inputs, *, seed: int):
+    """The result and the gradients of the input and of all parameters."""
+    x = inputs[0].detach().requires_grad_()
+    torch.manual_seed(seed)
+    result = module(x, *inputs[1:])
+    return [result, *torch.autograd.grad(result.square().sum(), [x, *module.parameters()])]
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, LENGTHS[::-1]], ids=["growing", "shrinking"])
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_two_graphs_serve_all_lengths(name, lengths, small_budgets):
+    """One of the first length, one of all others."""
+    make, given = BY_LENGTH[name]
+    torch._dynamo.reset()
+    module, counted = make(), CompileCounterWithBackend("eager")
+    compiled = torch.compile(module, backend=counted, fullgraph=True)
+    for n in lengths:
+        inputs = given(n)
+        found, expected = (learned(one, inputs, seed=n) for one in (compiled, module))
+        for x, y in zip(found, expected, strict=True):
+            assert_same(x, y)
+    assert counted.frame_count <= 2
+
+
+@pytest.mark.parametrize("name", ["additive, causal", "sparsemax", "graph"])
+def test_one_graph_serves_all_lengths_where_sizes_are_symbols(name, small_budgets):
+    make, given = BY_LENGTH[name]
+    torch._dynamo.reset()
+    module, counted = make(), CompileCounterWithBackend("eager")
+    compiled = torch.compile(module, backend=counted, fullgraph=True, dynamic=True)
+    for n in LENGTHS[::-3]:
+        inputs = given(n)
+        for x, y in zip(*(learned(one, inputs, seed=n) for one in (compiled, module)), strict=True):
+            assert_same(x, y)
+    assert counted.frame_count == 1
+
+
+@pytest.mark.parametrize("traced", [6, 90])
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_export_at_one_length_runs_at_all(name, traced, small_budgets):
+    make, given = BY_LENGTH[name]
+    module, inputs = make().eval(), given(traced)
+    n, edges = torch.export.Dim("n", min=2, max=100_000), torch.export.Dim.DYNAMIC
+    sizes = ({0: n}, {1: edges}) if name == "graph" else ({1: n}, {})[: len(inputs)]
+    program = torch.export.export(module, inputs, dynamic_shapes=sizes).module()
+    for length in LENGTHS:
+        inputs = given(length)
+        assert_same(program(*inputs), module(*inputs))
+
+
 @pytest.mark.parametrize("mask", [None, rg.Causal(), rg.Window(3)], ids=str)
 @pytest.mark.parametrize("name", ["additive", "pairs", "sparsemax", "multi-dimensional"])
 def test_export_takes_any_length(name, mask):

@@ -32,6 +32,25 @@ def test_it_works_without_triton():
     )
 
 
+def test_a_first_step_does_not_load_the_compiler():
+    """Only panels that are recomputed do: torch's own checkpoint loads it on its first call."""
+    told = run(
+        """
+        import sys, torch, regard
+        x = torch.randn(2, 300, 4, requires_grad=True)
+        for score in ("additive", "scaled-dot", "dot"):
+            attend = regard.Attention(score, **(dict(query_dim=4, key_dim=4, hidden_dim=8) if score == "additive" else {}))
+            attend(x, x).sum().backward()
+        edges = torch.randint(2000, (2, 20000))
+        regard.GraphAttention(4, heads=2)(torch.randn(2000, 4), edges).sum().backward()
+        with torch.no_grad():
+            regard.Attention("additive", query_dim=4, key_dim=4, hidden_dim=8)(*[torch.randn(2, 1500, 4)] * 2)
+        print("torch._dynamo" in sys.modules)
+        """
+    )
+    assert told.split() == ["False"]
+
+
 def test_all_of_it_needs_torch_and_jaxtyping_and_nothing_else():
     """Also once every public name has been used, and the catalog has been read."""
     loaded = run(

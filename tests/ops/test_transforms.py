@@ -104,3 +104,38 @@ def test_second_derivatives_of_the_library_are_refused_by_name(score):
             torch.autograd.grad(found.sum(), x, retain_graph=True)
     with rg.execution("dense"):
         assert torch.autograd.gradgradcheck(attend, (x, key))
+
+
+@pytest.mark.parametrize("way", ["jacrev", "jacfwd"])
+def test_additive_scores_by_tiles_are_not_differentiated_by_transforms_and_say_so(way):
+    attend, x = (
+        scrambled(rg.Attention("additive", query_dim=4, key_dim=4, hidden_dim=3, impl="blockwise")),
+        normal(5, 4),
+    )
+    with pytest.raises(
+        NotImplementedError, match="'blockwise' is not available .* no gradients of operators.* Fix: use"
+    ):
+        WAYS[way](lambda x: attend(x, x), x)
+    with rg.execution("auto"):
+        found = WAYS[way](lambda x: attend(x, x), x)
+    with rg.execution("dense"):
+        assert_same(found, WAYS[way](lambda x: attend(x, x), x))
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.vmap])
+def test_panels_are_neither_mapped_nor_differentiated_by_transforms_and_say_so(transform):
+    attend, x = attention("dot"), normal(5, 5, 4)
+    with rg.execution("blockwise"):
+        assert transform(lambda x: attend(x, x))(x).shape[:2] == (5, 5)
+    with (
+        rg.execution("blockwise", panel=2),
+        pytest.raises(NotImplementedError, match="'blockwise' is not available .* no recomputation.* Fix: use impl="),
+    ):
+        transform(lambda x: attend(x, x))(x)
+
+
+@pytest.mark.parametrize("way", ["jacrev", "jacfwd"])
+def test_attention_along_edges_by_an_operator_is_not_differentiated_by_transforms_and_says_so(way):
+    read, edges = rg.GraphAttention(4, 2, impl="blockwise").double(), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    with pytest.raises(NotImplementedError, match="'blockwise' is not available .* gradients of operators. Fix: use"):
+        WAYS[way](lambda x: read(x, edges), normal(3, 4))

@@ -21,6 +21,7 @@ from regard.ops.fill import where
 from regard.ops.packed import Pieces
 from regard.ops.padded import Extents
 from regard.ops.parallel.ranks import Shard
+from regard.ops.places import are_known, indices, places, taken
 from regard.ops.transforms import transformed
 
 _SCAN_ELEMENTS = 1 << 22
@@ -147,8 +148,12 @@ class Bound:
         """Booleans (..., some rows, N), until there are no more."""
         nq, n = self.sizes.nq, self.sizes.n
         pairs = math.prod(self.shape[:-2]) * n
-        # While a graph is traced a size may be a symbol, on which no loop should depend.
-        step = max(1, _SCAN_ELEMENTS // max(1, pairs)) if type(pairs) is int else max(1, nq)
+        if not are_known(nq, pairs):
+            # While a graph is traced a size may be a symbol, on which no loop should depend.
+            tile = self.tile(places(0, nq), places(0, n), device)
+            yield tile.expand(*tile.shape[:-2], nq, n)
+            return
+        step = max(1, _SCAN_ELEMENTS // max(1, pairs))
         for i in range(0, nq, step):
             part = range(i, min(i + step, nq))
             tile = self.tile(part, range(n), device)
@@ -159,10 +164,6 @@ def _on(device: torch.device, allowed: Tensor) -> Tensor:
     if allowed.device != device:
         raise ValueError(refusal("mask", f"booleans on {allowed.device}", f"the device of the key, {device}"))
     return allowed
-
-
-def _range(r: range, device: torch.device) -> Tensor:
-    return torch.arange(r.start, r.stop, device=device)
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,8 @@ class BoundPairs(Bound):
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         allowed = self._two_axes(device)
-        rows = slice(None) if allowed.shape[-2] == 1 else slice(i.start, i.stop)
-        columns = slice(None) if allowed.shape[-1] == 1 else slice(j.start, j.stop)
-        return allowed[..., rows, columns]
+        allowed = allowed if allowed.shape[-2] == 1 else taken(allowed, i, -2)
+        return allowed if allowed.shape[-1] == 1 else taken(allowed, j, -1)
 
     def keys(self, device: torch.device) -> Tensor:
         allowed = self._whole(device)
@@ -303,7 +303,7 @@ class BoundBand(Bound):
         return packed.joined(self) or self
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
-        distance = _range(j, device) - (_range(i, device)[:, None] + self.offset)
+        distance = indices(j, device) - (indices(i, device)[:, None] + self.offset)
         return (distance >= self.low) & (distance <= self.high)
 
     def meets(self, i: range, j: range) -> bool:
@@ -343,7 +343,7 @@ class BoundWhere(Bound):
         return (*self.sizes.lead, self.sizes.nq, self.sizes.n)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
-        allowed = self.function(_range(i, device)[:, None], _range(j, device)[None, :])
+        allowed = self.function(indices(i, device)[:, None], indices(j, device)[None, :])
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             kind = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
             raise TypeError(refusal("mask", f"Where(...) that gives {kind}", "a boolean tensor"))

@@ -153,8 +153,7 @@ def _matmul(hidden: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(hidden.view(b, i * j, width), weight).view(b, i, j, -1).movedim(-1, 1)
 
 
-@torch.library.custom_op("regard::additive_scores", mutates_args=())
-def additive_scores(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
+def _scores(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
     """Scores (..., F, Nq, N) of a (..., Nq, D), u (..., N, D), weight (..., D, F), in float32 or wider."""
     lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
     kernels = _panel_kernels(a, u, weight, lead, act)
@@ -180,17 +179,13 @@ def additive_scores(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
     return scores.view(*lead, *scores.shape[1:])
 
 
-@additive_scores.register_fake
-def _(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
+def _scores_fake(a: Tensor, u: Tensor, weight: Tensor, act: str) -> Tensor:
     lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
     dtype = torch.promote_types(a.dtype, torch.float32)
     return a.new_empty(*lead, weight.shape[-1], a.shape[-2], u.shape[-2], dtype=dtype)
 
 
-@torch.library.custom_op("regard::additive_scores_backward", mutates_args=())
-def additive_scores_backward(
-    grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `additive_scores` with respect to a, u and weight, in their own shapes and dtypes."""
     lead = torch.broadcast_shapes(a.shape[:-2], u.shape[:-2], weight.shape[:-2])
 
@@ -238,8 +233,7 @@ def additive_scores_backward(
     return like(da, a), like(du, u), like(dweight, weight)
 
 
-@additive_scores_backward.register_fake
-def _(grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients_fake(grad: Tensor, a: Tensor, u: Tensor, weight: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
     return a.new_empty(a.shape), u.new_empty(u.shape), weight.new_empty(weight.shape)
 
 
@@ -260,10 +254,6 @@ def _no_double_backward(ctx: object, *grads: Tensor) -> None:
     )
 
 
-additive_scores.register_autograd(_backward, setup_context=_remember)
-additive_scores_backward.register_autograd(_no_double_backward)
-
-
 def _mapped(size: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
     """Give every operand the mapped axis in front of equally many leading axes; the operators broadcast those."""
     rank = max(x.dim() - (dim is not None) for x, dim in zip(tensors, in_dims, strict=True))
@@ -274,15 +264,15 @@ def _mapped(size: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor, .
     return moved
 
 
-@additive_scores.register_vmap
-def _(info: VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> tuple[Tensor, int]:
+def _scores_mapped(info: VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> tuple[Tensor, int]:
     *operands, act = args
     a, u, weight = _mapped(info.batch_size, in_dims[:-1], tuple(operands))  # type: ignore[arg-type]
     return additive_scores(a, u, weight, act), 0
 
 
-@additive_scores_backward.register_vmap
-def _(info: VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+def _gradients_mapped(
+    info: VmapInfo, in_dims: tuple[int | None, ...], *args: object
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     grad, *operands, act = args
     # The gradient has one axis more, the feature, so it is aligned by itself.
     (grad,) = _mapped(info.batch_size, in_dims[:1], (grad,))  # type: ignore[arg-type]
@@ -293,3 +283,22 @@ def _(info: VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> tuple[t
         for x, dim in zip(operands, in_dims[1:-1], strict=True)
     ]
     return tuple(g.reshape(info.batch_size, *shape) for g, shape in zip(grads, shapes, strict=True)), (0, 0, 0)
+
+
+# Registered without torch.library.custom_op, whose wrapper imports the whole compiler on its first call.
+_library = torch.library.Library("regard", "FRAGMENT")
+_library.define("additive_scores(Tensor a, Tensor u, Tensor weight, str act) -> Tensor")
+_library.define(
+    "additive_scores_backward(Tensor grad, Tensor a, Tensor u, Tensor weight, str act) -> (Tensor, Tensor, Tensor)"
+)
+_library.impl("additive_scores", _scores, "CompositeExplicitAutograd")
+_library.impl("additive_scores_backward", _gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("regard::additive_scores", _scores_fake, lib=_library)
+torch.library.register_fake("regard::additive_scores_backward", _gradients_fake, lib=_library)
+torch.library.register_autograd("regard::additive_scores", _backward, setup_context=_remember, lib=_library)
+torch.library.register_autograd("regard::additive_scores_backward", _no_double_backward, lib=_library)
+torch.library.register_vmap("regard::additive_scores", _scores_mapped, lib=_library)
+torch.library.register_vmap("regard::additive_scores_backward", _gradients_mapped, lib=_library)
+
+additive_scores: Any = torch.ops.regard.additive_scores.default
+additive_scores_backward: Any = torch.ops.regard.additive_scores_backward.default

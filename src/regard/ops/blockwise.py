@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard._errors import refusal
-from regard.ops.call import Call, places
+from regard.ops.call import Align, Call
 from regard.ops.heap import return_freed_memory
 from regard.ops.made_of import changed, stamps_of_recomputed
 from regard.ops.near import beside, grown, span
+from regard.ops.places import PANELS_OF_GRAPH, are_known, panels_of_graph, places, product_of_known
 
 T = TypeVar("T")
 
@@ -31,14 +32,18 @@ LARGE_PANEL_ELEMENTS = 1 << 19
 
 def panel_rows(call: Call) -> int:
     """Query rows of one panel, beside all keys."""
+    if not are_known(call.nq):
+        return call.nq
+    if not are_known(call.row_elements):
+        return max(1, -(-call.nq // PANELS_OF_GRAPH))
     budget = CPU_PANEL_ELEMENTS if call.device_type == "cpu" else GPU_PANEL_ELEMENTS
-    return max(1, budget // max(1, math.prod(call.lead) * call.row_elements))
+    return max(1, budget // max(1, product_of_known(call.lead) * call.row_elements))
 
 
 def near_rows(call: Call) -> int:
     """Query rows of one panel, beside the keys that they may attend."""
     rows = panel_rows(call)
-    return rows if rows >= call.nq else grown(call, rows)
+    return rows if torch.compiler.is_compiling() or rows >= call.nq else grown(call, rows)
 
 
 def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -> list[T]:
@@ -46,7 +51,7 @@ def over_rows(call: Call, part: Callable[[range], T], rows: int | None = None) -
 
     One panel alone keeps what its backward needs; several are recomputed there.
     """
-    rows = panel_rows(call) if rows is None else rows
+    rows = panel_rows(call) if rows is None or not are_known(call.nq) else rows
     if rows >= call.nq:
         return [part(places(0, call.nq))]
     tidy = _tidy(call, rows)
@@ -74,6 +79,8 @@ def recomputed(part: Callable[[range], T], i: range, call: Call) -> T:
     if not torch.is_grad_enabled():
         return part(i)
     then = stamps_of_recomputed(call)
+    if torch.compiler.is_compiling():
+        _read_numbers(call.align)
 
     def computed(i: range) -> T:
         # The second time, in the backward, from tensors that nothing else holds to what they were.
@@ -85,6 +92,14 @@ def recomputed(part: Callable[[range], T], i: range, call: Call) -> T:
 
     result: T = checkpoint(computed, i, use_reentrant=False, preserve_rng_state=_draws_unseen(call))
     return result
+
+
+def _read_numbers(align: Align) -> float:
+    """Read the numbers of an alignment, which are symbols where everything is.
+
+    What is recomputed is a graph within the graph, and would keep for itself what is first read there: the next panel could not have it.
+    """
+    return sum((getattr(align, name) for name, x in vars(align).items() if isinstance(x, float)), 0.0)
 
 
 def _draws_unseen(call: Call) -> bool:
@@ -103,6 +118,8 @@ def wide_dtype(call: Call) -> torch.dtype:
 def blockwise(call: Call, rows: int | None = None) -> Tensor:
     """Attend panel by panel."""
     rows = near_rows(call) if rows is None else rows
+    if not are_known(call.nq):
+        return _for_any_number(call)
     if rows >= call.nq:
         return call.read(call.weights(tiled=True))
     tidy = _tidy(call, rows)
@@ -121,3 +138,17 @@ def blockwise(call: Call, rows: int | None = None) -> Tensor:
     for panel in panels(call, rows):
         whole[..., panel.start : panel.stop, :] = recomputed(attend, panel, call)
     return whole
+
+
+def _for_any_number(call: Call) -> Tensor:
+    """The same in a graph for any number of queries from two up, which has a fixed number of panels."""
+    if type(call) is not Call or not getattr(call.align, "is_rowwise", False):
+        # Rows that depend on each other are cut out of a whole; what knows its own rows cannot take others.
+        return call.read(call.weights(tiled=True))
+
+    def attend(i: range) -> Tensor:
+        return call.read(call.weights(i, tiled=True), i)
+
+    parts = [recomputed(attend, i, call) for i in panels_of_graph(call.nq)]
+    # Cut by index: what a slice says of its ends would be a condition of the graph.
+    return torch.cat(parts, -2).index_select(-2, torch.arange(call.nq, device=call.device))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from regard._errors import refusal
+from regard.ops import drawn as drawn  # registers what graphs draw by
 from regard.ops.forms import Form, common_shape, product, wide
+from regard.ops.places import indices, places, taken
 from regard.ops.random import DROPOUT, at_least, uniform
 from regard.ops.rule import Rule
 
@@ -99,21 +101,6 @@ class Align(Protocol):
     def policy_entropy(self, call: Call) -> Tensor | None:
         """Entropy of the distribution that was sampled from."""
         ...
-
-
-class Places:
-    """A range of places whose ends may be symbols, as sizes are while a graph is traced: a range would fix them."""
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.start, self.stop = start, stop
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-
-def places(start: int, stop: int) -> range:
-    """The places from one up to another."""
-    return cast(range, Places(start, stop)) if torch.compiler.is_compiling() else range(start, stop)
 
 
 @dataclass(frozen=True)
@@ -244,9 +231,8 @@ class Tile:
         if bias is None:
             return None
         if isinstance(bias, Tensor):
-            rows = slice(None) if bias.shape[-2] == 1 else slice(self.i.start, self.i.stop)
-            columns = slice(None) if bias.shape[-1] == 1 else slice(self.j.start, self.j.stop)
-            return self.over_features(wide(bias[..., rows, columns]))
+            rows = bias if bias.shape[-2] == 1 else taken(bias, self.i, -2)
+            return self.over_features(wide(rows if bias.shape[-1] == 1 else taken(rows, self.j, -1)))
         i, j = self.positions()
         found = bias(i + self.call.start, j)
         if not isinstance(found, Tensor) or not found.dtype.is_floating_point:
@@ -266,7 +252,7 @@ class Tile:
     def positions(self) -> tuple[Tensor, Tensor]:
         """Indices i (len(i), 1), from the first query of the call, and j (1, len(j)), from the first key of all."""
         device, first = self.call.device, self.call.first_key
-        i = torch.arange(self.i.start, self.i.stop, device=device)[:, None]
+        i = indices(self.i, device)[:, None]
         j = torch.arange(first + self.j.start, first + self.j.stop, device=device)[None, :]
         return i, j
 
@@ -276,7 +262,7 @@ class Tile:
 
     def per_row(self, x: Tensor) -> Tensor:
         """Cut (..., Nq) to the queries of the tile, shaped to broadcast over its scores."""
-        return self.over_features(x[..., self.i.start : self.i.stop, None])
+        return self.over_features(taken(x, self.i, -1)[..., None])
 
     def per_key(self, x: Tensor) -> Tensor:
         """Cut (..., N) to the keys of the tile, shaped to broadcast over its scores."""

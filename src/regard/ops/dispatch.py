@@ -27,7 +27,8 @@ from regard.ops.padded import padded, why_not_padded
 from regard.ops.parallel.ranks import current, refuse
 from regard.ops.parallel.ring import agree, ring, why_not_ring
 from regard.ops.parallel.sharded import ShardedCall, check_splits, facts
-from regard.ops.transforms import transformed
+from regard.ops.places import are_known, product_of_known
+from regard.ops.transforms import backward_or_mapped, only_mapped, transformed
 
 IMPLS = ("auto", "dense", "blockwise", "fused")
 
@@ -134,6 +135,12 @@ def _alone(call: Call, impl: str) -> Dispatch:
                 f"impl='fused' is not available here: {reason}. Fix: use impl='auto', 'blockwise' or 'dense'."
             )
         return Dispatch("fused", "asked for")
+    if impl == "blockwise" and not torch.compiler.is_compiling() and transformed():
+        reason = _why_not_transformed(call)
+        if reason is not None:
+            raise NotImplementedError(
+                f"impl='blockwise' is not available here: {reason}. Fix: use impl='auto' or 'dense'."
+            )
     if impl != "auto":
         return Dispatch(impl, "asked for")
     if isinstance(call, EdgeCall):
@@ -142,9 +149,11 @@ def _alone(call: Call, impl: str) -> Dispatch:
         if transformed():
             return Dispatch("dense", "torch.func takes no hand-written gradient")
         return Dispatch("chunked", "tokens sorted by bucket: each chunk reads its neighbours")
-    if call.mask is not None and why_not_packed(call) is None and not torch.compiler.is_compiling():
+    # How many blocks there would be, a graph for any length cannot say.
+    cuts = call.mask is not None and not torch.compiler.is_compiling()
+    if cuts and why_not_packed(call) is None:
         return Dispatch("packed", "sequences end to end: each by itself, those of about one length together")
-    if call.mask is not None and why_not_banded(call) is None and not torch.compiler.is_compiling():
+    if cuts and why_not_banded(call) is None:
         return Dispatch(
             "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
         )
@@ -166,6 +175,18 @@ def _alone(call: Call, impl: str) -> Dispatch:
     kernel = isinstance(form, AdditiveForm) and form.why_not_by_kernel(call.device_type) is None
     scores = ", scores by our kernel" if kernel else ""
     return Dispatch("blockwise", f"{reason}; {_panels(call)}{scores}{_no_blocks(call)}")
+
+
+def _why_not_transformed(call: Call) -> str | None:
+    """The reason why the blockwise execution of a call cannot be mapped or differentiated by torch.func, or None."""
+    if isinstance(call, EdgeCall):
+        return "torch.func takes neither recomputation nor gradients of operators"
+    form = call.form
+    if isinstance(form, AdditiveForm) and form.by_operator and not only_mapped():
+        return "torch.func takes no gradients of operators, which compute additive scores tile by tile"
+    if backward_or_mapped() and rows_of_panel(call, near=True) < call.nq:
+        return "torch.func takes no recomputation, by which panels of queries are learned from"
+    return None
 
 
 def _panels(call: Call) -> str:
@@ -309,6 +330,8 @@ def _is_small(call: Call) -> bool:
     if call.form.sizes[0] == 1:
         # The hidden layer of a single query is no larger than the projected keys.
         return True
+    if not are_known(call.pairs):
+        return False
     width = call.form.a.shape[-1] if isinstance(call.form, AdditiveForm) else call.form.features or 1
     most = SMALL_HIDDEN_ELEMENTS if call.device_type == "cpu" else SMALL_ON_DEVICE
-    return math.prod(call.lead) * call.pairs * width <= most
+    return product_of_known(call.lead) * call.pairs * width <= most

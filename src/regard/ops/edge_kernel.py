@@ -41,7 +41,7 @@ def edge_attention_by_kernel(call: EdgeCall) -> Tensor:
     """Soft attention along edges by one operator, (..., Nq, d_v)."""
     heads, edges = call.lead, call.edges
     assert isinstance(call.mask, EdgeMask)
-    if 0 in (call.nq, *heads) or len(edges) == 0:
+    if 0 in (call.nq, *heads) or edges.count == 0:
         return call.value.new_zeros(*heads, call.nq, call.value.shape[-1])
     dtype = _dtype(call)
     a, u, weight, act = call.weighed()
@@ -60,7 +60,7 @@ def edge_attention_by_kernel(call: EdgeCall) -> Tensor:
         source if call.by_edge else None,
         target,
         edges.bounds,
-        *_readers(call, source, len(u)),
+        *_readers(call, source, u.shape[0]),
         None if allowed is None else _mask_bytes(allowed, heads)[:, edges.order],
         call.seed if call.dropout > 0.0 else None,
         call.dropout,

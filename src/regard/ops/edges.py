@@ -103,8 +103,13 @@ class Edges:
     def _readers(self) -> dict[int, tuple[Tensor, Tensor]]:
         return {}
 
+    @property
+    def count(self) -> int:
+        """How many edges there are. A size may be a symbol, which `len` would make a number."""
+        return self.target.shape[0]
+
     def __len__(self) -> int:
-        return len(self.target)
+        return self.count
 
     def slots(self, i: range) -> tuple[Tensor, Tensor]:
         """The edges of some targets, (rows, slots), and whether there is one in a slot."""
@@ -129,7 +134,7 @@ def lasting(find: Callable[[], Found]) -> Found:
 
 def inverse(order: Tensor) -> Tensor:
     """Where each of a permutation stands in it."""
-    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
 
 
 def by_row(index: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -171,7 +176,7 @@ class EdgeMask:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.edges),) if self.allowed is None else tuple(self.allowed.shape)
+        return (self.edges.count,) if self.allowed is None else tuple(self.allowed.shape)
 
     def tile(self, i: range, j: range, device: torch.device) -> Tensor:
         """Booleans that broadcast to (..., len(i), slots)."""
@@ -272,7 +277,7 @@ class EdgeCall(Call):
 
     @property
     def n(self) -> int:
-        return len(self.edges)
+        return self.edges.count
 
     @property
     def pairs(self) -> int:

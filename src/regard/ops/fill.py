@@ -34,8 +34,10 @@ def kept(x: Tensor, keep: Tensor) -> Tensor:
         tensor([[1., 2.],
                 [0., 0.]])
     """
-    large = x.device.type == "cpu" and x.numel() >= LARGE_ELEMENTS and x.element_size() in _BITS
-    if not large or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    # While a graph is traced, what is asked of a number of elements would be a condition of the graph.
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() < LARGE_ELEMENTS:
+        return where(keep, x, 0.0)
+    if x.element_size() not in _BITS or torch._C._are_functorch_transforms_active():
         return where(keep, x, 0.0)
     result: Tensor = _Kept.apply(x, keep)  # type: ignore[no-untyped-call]
     return result

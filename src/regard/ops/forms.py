@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.ops.activations import Activation
 from regard.ops.additive import additive_scores, why_not_by_kernel
+from regard.ops.places import taken
 
 WIDE = (torch.float32, torch.float64)
 
@@ -79,8 +80,7 @@ class BilinearForm:
         return self.key.shape[-2] * (self.features or 1)
 
     def scores(self, i: range) -> Tensor:
-        rows = slice(i.start, i.stop)
-        query = self.query if i.stop - i.start == self.query.shape[-2] else self.query[..., rows, :]
+        query = taken(self.query, i, -2)
         offset = None if self.offset is None else wide(self.offset)
         if self.scale == 1.0:
             e = product(wide(query), wide(self.key).mT, offset)
@@ -90,7 +90,7 @@ class BilinearForm:
         if self.activation is not None:
             e = self.activation.function(e)
         if self.query_bias is not None:
-            e = e + self.query_bias[..., rows, None]
+            e = e + taken(self.query_bias, i, -1)[..., None]
         if self.key_bias is not None:
             e = e + self.key_bias[..., None, :]
         return e
@@ -147,8 +147,7 @@ class AdditiveForm:
         return self.u.shape[-2] * kept
 
     def scores(self, i: range) -> Tensor:
-        a = self.a if i.stop - i.start == self.a.shape[-2] else self.a[..., i.start : i.stop, :]
-        a, u = wide(a), wide(self.u)
+        a, u = wide(taken(self.a, i, -2)), wide(self.u)
         hidden = a[..., :, None, :] + u[..., None, :, :]
         # The largest of all tensors here is written over where that is what autograd would keep anyway.
         hidden = hidden.tanh_() if self.activation.known == "tanh" else self.activation.function(hidden)
@@ -160,10 +159,15 @@ class AdditiveForm:
             return (hidden @ (weight if weight.dim() == 2 else weight[..., None, :, :])).movedim(-1, -3)
         return hidden @ weight if weight.dim() == 1 else (hidden @ weight[..., None, :, None]).squeeze(-1)
 
+    @property
+    def by_operator(self) -> bool:
+        """Whether an operator of ours computes `tiled`."""
+        return self.weight is not None and self.activation.derivative is not None
+
     def tiled(self, i: range) -> Tensor:
-        if self.weight is None or self.activation.derivative is None:
+        if self.weight is None or not self.by_operator:
             return self.scores(i)
-        a = self.a[..., i.start : i.stop, :]
+        a = taken(self.a, i, -2)
         weight = self.weight if self.multi else self.weight[..., None]
         dtype = self.dtype
         scores: Tensor = additive_scores(a.to(dtype), self.u.to(dtype), weight.to(dtype), self.activation.spec)

@@ -26,6 +26,7 @@ from regard.ops.forms import BilinearForm
 from regard.ops.kernels import additive_kernel, by_panels, mapped, why_not_kernel
 from regard.ops.multi import multi_kernel, why_not_multi
 from regard.ops.near import span
+from regard.ops.places import are_known
 from regard.ops.transforms import beyond_first, transformed
 
 # Above this a mask or bias that must be written out makes the call quadratic in memory: blockwise is better.
@@ -72,6 +73,9 @@ def why_not_worthwhile(call: Call) -> str | None:
     if call.mask is not None or call.bias is not None:
         allowed = None if call.mask is None else _whole_mask_shape(call)
         written = max(math.prod(allowed or ()), _bias_elements(call))
+        if not are_known(written):
+            # The library call at any size: panels of a graph that is for all sizes would be as large as the graph is long.
+            return None
         if written > WRITTEN_MASK_ELEMENTS and not by_panels(call):
             return f"a mask or bias of {written} elements would have to be written out"
         if call.device_type == "cpu" and written >= WORTH_A_PANEL and _is_narrow(call):

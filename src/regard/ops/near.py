@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.ops.call import Call, Mask, places
+from regard.ops.call import Call, Mask
 from regard.ops.parts import operands, rebuilt
+from regard.ops.places import places
 
 
 def span(call: Call, i: range) -> range:

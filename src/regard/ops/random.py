@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.ops.places import are_known
+
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -52,6 +54,9 @@ def uniform(
         True
     """
     shape = _shape(lead, features, i, j)
+    if not isinstance(i, Tensor) and not are_known(*shape):
+        drawn: Tensor = torch.ops.regard.uniform(seed, *_flat(lead, features, i, j), purpose)
+        return drawn.reshape(shape)
     if j.stop == j.start:
         return torch.empty(shape, device=seed.device)
     return numbers(_in_order(_words(seed, lead, features, i, j, purpose), j)).reshape(shape)
@@ -68,6 +73,9 @@ def at_least(
         True
     """
     shape, least = _shape(lead, features, i, j), least_word(p)
+    if not isinstance(i, Tensor) and not are_known(*shape):
+        kept: Tensor = torch.ops.regard.at_least(p, seed, *_flat(lead, features, i, j), purpose)
+        return kept.reshape(shape)
     if j.stop == j.start:
         return torch.empty(shape, dtype=torch.bool, device=seed.device)
     return _in_order([word >= least for word in _words(seed, lead, features, i, j, purpose)], j).reshape(shape)
@@ -76,6 +84,13 @@ def at_least(
 def _shape(lead: tuple[int, ...], features: int | None, i: range | Tensor, j: range) -> tuple[int, ...]:
     rows = len(i) if isinstance(i, Tensor) else i.stop - i.start
     return (*lead, *(() if features is None else (features,)), rows, j.stop - j.start)
+
+
+def _flat(lead: tuple[int, ...], features: int | None, i: range | Tensor, j: range) -> tuple[int, ...]:
+    """The same places as numbers, as an operator takes them (ops.drawn): queries are counted on there, not named one by one."""
+    assert not isinstance(i, Tensor)
+    leads, rows = math.prod(lead), i.stop - i.start
+    return leads, 1 if features is None else features, i.start, rows, j.start, j.stop - j.start
 
 
 def _words(

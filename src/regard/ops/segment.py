@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -129,8 +129,7 @@ def _layout(*parts: Tensor | None) -> Layout | None:
     return Layout(rows, slots, empty, panels)
 
 
-@torch.library.custom_op("regard::edge_attention", mutates_args=())
-def edge_attention(  # noqa: PLR0913
+def _contexts(  # noqa: PLR0913
     a: Tensor,
     u: Tensor,
     value: Tensor | None,
@@ -175,14 +174,12 @@ def edge_attention(  # noqa: PLR0913
     return context
 
 
-@edge_attention.register_fake
-def _(a, u, value, weight, *edges):  # type: ignore[no-untyped-def]
+def _contexts_fake(a, u, value, weight, *edges):  # type: ignore[no-untyped-def]
     width = weight.shape[-1] if value is None else value.shape[-1]
     return a.new_empty(a.shape[0], weight.shape[0], width, dtype=torch.promote_types(a.dtype, torch.float32))
 
 
-@torch.library.custom_op("regard::edge_attention_backward", mutates_args=())
-def edge_attention_backward(  # noqa: PLR0913
+def _gradients(  # noqa: PLR0913
     grad: Tensor,
     a: Tensor,
     u: Tensor,
@@ -231,8 +228,7 @@ def edge_attention_backward(  # noqa: PLR0913
     return da.view_as(a).to(a.dtype), du.view_as(u).to(u.dtype), of_value, dw.to(weight.dtype)
 
 
-@edge_attention_backward.register_fake
-def _(grad, a, u, value, weight, *edges):  # type: ignore[no-untyped-def]
+def _gradients_fake(grad, a, u, value, weight, *edges):  # type: ignore[no-untyped-def]
     of_value = a.new_empty(0) if value is None else torch.empty_like(value)
     return torch.empty_like(a), torch.empty_like(u), of_value, torch.empty_like(weight)
 
@@ -257,5 +253,20 @@ def _no_double_backward(ctx: object, *grads: Tensor) -> None:
     )
 
 
-edge_attention.register_autograd(_backward, setup_context=_remember)
-edge_attention_backward.register_autograd(_no_double_backward)
+# Registered without torch.library.custom_op, whose wrapper imports the whole compiler on its first call.
+_library = torch.library.Library("regard", "FRAGMENT")
+_GIVEN = (
+    "Tensor a, Tensor u, Tensor? value, Tensor weight, str act, Tensor keys, Tensor values, Tensor bounds, int panel, "
+    "Tensor? seed, float dropout, Tensor? rows, Tensor? slots, Tensor? empty, Tensor? panels"
+)
+_library.define(f"edge_attention({_GIVEN}) -> Tensor")
+_library.define(f"edge_attention_backward(Tensor grad, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
+_library.impl("edge_attention", _contexts, "CompositeExplicitAutograd")
+_library.impl("edge_attention_backward", _gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("regard::edge_attention", _contexts_fake, lib=_library)
+torch.library.register_fake("regard::edge_attention_backward", _gradients_fake, lib=_library)
+torch.library.register_autograd("regard::edge_attention", _backward, setup_context=_remember, lib=_library)
+torch.library.register_autograd("regard::edge_attention_backward", _no_double_backward, lib=_library)
+
+edge_attention: Any = torch.ops.regard.edge_attention.default
+edge_attention_backward: Any = torch.ops.regard.edge_attention_backward.default

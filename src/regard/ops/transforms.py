@@ -20,6 +20,13 @@ def only_mapped() -> bool:
     return all(level.key() == TransformType.Vmap for level in get_interpreter_stack() or ())
 
 
+def backward_or_mapped() -> bool:
+    """Whether gradients are asked of torch.func, or vmap is alone at work: neither takes what is computed panel by panel."""
+    if torch.compiler.is_compiling() or not transformed():
+        return False
+    return only_mapped() or any(x.key() == TransformType.Grad for x in get_interpreter_stack() or ())
+
+
 def beyond_first() -> bool:
     """Whether they ask for more than first derivatives backward: for forward ones, or for derivatives of derivatives."""
     if torch.compiler.is_compiling() or not transformed():

@@ -112,7 +112,7 @@ def sum_attention(
     if tokens.dtype.is_floating_point or tokens.shape != weights.shape:
         got = f"a tensor of {tokens.dtype}, shape {tuple(tokens.shape)}"
         raise ValueError(refusal("tokens", got, f"integers, one for each weight: {tuple(weights.shape)}"))
-    in_range("tokens", tokens, 0, vocabulary, f"tokens of a vocabulary of {vocabulary}")
+    in_range("tokens", tokens, 0, vocabulary, "tokens of a vocabulary of {high}")
     return weights.new_zeros(*weights.shape[:-1], vocabulary).scatter_add(-1, tokens, weights)
 
 

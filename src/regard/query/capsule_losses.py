@@ -161,5 +161,5 @@ def classes(target: Target, of: Float[Tensor, "*b c"]) -> Bool[Tensor, "*b c"]:
     if target.dtype.is_floating_point or target.shape != of.shape[:-1]:
         got = f"a tensor of {target.dtype}, shape {tuple(target.shape)}"
         raise ValueError(refusal("target", got, f"whole numbers {tuple(of.shape[:-1])}, or booleans {tuple(of.shape)}"))
-    in_range("target", target, 0, of.shape[-1], f"classes of {of.shape[-1]}")
+    in_range("target", target, 0, of.shape[-1], "classes of {high}")
     return torch.arange(of.shape[-1], device=of.device) == target.unsqueeze(-1)

@@ -167,7 +167,7 @@ class GraphAttention(nn.Module):
         read = nodes if source is None else source
         g = graph(
             edge_index,
-            (len(nodes), len(read)),
+            (nodes.shape[0], read.shape[0]),
             mask,
             edge_type,
             types=self.W_K.shape[0],
@@ -216,7 +216,7 @@ class GraphAttention(nn.Module):
 
     def _attr(self, attr: Tensor, g: Graph) -> Tensor:
         """Features of all edges: zeros where an edge may not be read, for a loop the mean of the other edges of its node."""
-        count = len(attr)
+        count = attr.shape[0]
         allowed = None if g.mask.allowed is None else g.mask.allowed[:count]
         attr = kept_rows(attr, allowed)
         if not self.self_loops:

@@ -193,13 +193,13 @@ def _built(
 ) -> Graph:
     n_targets, n_sources = sizes
     edge_index, edge_type = _signed(edge_index), None if edge_type is None else _signed(edge_type)
-    in_range("edge_index", edge_index[0], 0, n_sources, f"indices of {n_sources} sources")
-    in_range("edge_index", edge_index[1], 0, n_targets, f"indices of {n_targets} targets")
+    in_range("edge_index", edge_index[0], 0, n_sources, "indices of {high} sources")
+    in_range("edge_index", edge_index[1], 0, n_targets, "indices of {high} targets")
     # Copies: what is remembered, or recorded, must neither change with the edges nor keep them alive.
     source, target = (end.to(torch.long, copy=True) for end in edge_index.unbind())
     mask = None if mask is None else mask.clone()
     if edge_type is not None:
-        in_range("edge_type", edge_type, 0, types - loops, f"indices of {types - loops} edge types")
+        in_range("edge_type", edge_type, 0, types - loops, "indices of {high} edge types")
     if loops:
         apart = source != target
         mask = apart if mask is None else mask & apart

@@ -200,14 +200,15 @@ def is_plain(x: Tensor) -> bool:
     return type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
-def in_range(name: str, index: Tensor, low: int, high: int, expected: str) -> None:
-    """Refuse indices below `low`, or not below `high`."""
+def in_range(name: str, index: Tensor, low: int, high: int, expected: str, **sizes: int) -> None:
+    """Refuse indices below `low`, or not below `high`; what is expected is a format of `high` and other sizes."""
     # Only where looking at the numbers stalls no device and breaks no graph.
     if not is_plain(index) or index.device.type != "cpu" or index.numel() == 0:
         return
     least, most = int(index.min()), int(index.max())
     if least < low or most >= high:
-        raise IndexError(refusal(name, f"indices from {least} to {most}", expected))
+        # Written here: a size that is a symbol of a graph would become a number by being written.
+        raise IndexError(refusal(name, f"indices from {least} to {most}", expected.format(high=high, **sizes)))
 
 
 def uncast(device: torch.device) -> AbstractContextManager[object]:

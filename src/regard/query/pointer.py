@@ -235,8 +235,8 @@ class PointerNetwork(nn.Module):
             got = f"a tensor of {positions.dtype}, shape {tuple(positions.shape)}"
             raise ValueError(refusal("positions", got, f"integers ({len(tokens)}, M)"))
         n, stop = tokens.shape[1], self.stop is not None
-        expected = f"positions of {n} tokens, {f'{n} to stop, ' if stop else ''}-1 after the end"
-        in_range("positions", positions, -1, n + stop, expected)
+        expected = f"positions of {{n}} tokens, {'{n} to stop, ' if stop else ''}-1 after the end"
+        in_range("positions", positions, -1, n + stop, expected, n=n)
 
     def extra_repr(self) -> str:
         return f"revisit={self.revisit}, stop={self.stop is not None}"
