@@ -148,6 +148,14 @@ def test_draws_and_functions_of_places_are_of_all_entries() -> None:
     assert_same(rg.Attention("dot")(x, x, mask=mask, bias=bias), expected)
 
 
+@pytest.mark.parametrize("lead", [(0,), (0, 2), (3, 0)])
+def test_no_entries_have_no_keys(lead: tuple[int, ...]) -> None:
+    x, mask = normal(*lead, N, D), rg.Keys(torch.ones(*lead, N, dtype=torch.bool))
+    for impl in ("auto", "blockwise"):
+        with rg.execution(impl, panel=5 if impl == "blockwise" else None):
+            assert rg.Attention("dot")(x, x, mask=mask).shape == (*lead, N, D)
+
+
 def test_little_padding_and_other_devices_are_left_alone() -> None:
     x = normal(B, N, D)
     full = rg.Padding(torch.tensor([N, N, N - 1, N, N]))

@@ -228,10 +228,8 @@ class BoundKeys(Bound):
 
     def _looked_up(self) -> Extents:
         """Over all axes but the first and the keys."""
-        if self.allowed.dim() == 1:
-            real = self.allowed[None]
-        else:
-            real = self.allowed.reshape(self.allowed.shape[0], -1, self.sizes.n).any(1)
+        axes = self.allowed.dim()
+        real = self.allowed[None] if axes == 1 else self.allowed if axes == 2 else self.allowed.flatten(1, -2).any(1)
         if not self.sizes.n:
             return Extents((0,) * len(real), (0,) * len(real), (True,) * len(real))
         first, count = real.to(torch.uint8).argmax(-1), real.sum(-1)

@@ -79,7 +79,7 @@ def recomputed(part: Callable[[range], T], i: range, call: Call) -> T:
     if not torch.is_grad_enabled():
         return part(i)
     then = stamps_of_recomputed(call)
-    if torch.compiler.is_compiling():
+    if not are_known(call.nq):
         _read_numbers(call.align)
 
     def computed(i: range) -> T:
@@ -99,7 +99,10 @@ def _read_numbers(align: Align) -> float:
 
     What is recomputed is a graph within the graph, and would keep for itself what is first read there: the next panel could not have it.
     """
-    return sum((getattr(align, name) for name, x in vars(align).items() if isinstance(x, float)), 0.0)
+    total = 0.0
+    for name in getattr(align, "numbers", ()):
+        total = total + getattr(align, name)
+    return total
 
 
 def _draws_unseen(call: Call) -> bool:

@@ -56,7 +56,8 @@ class _Group(NamedTuple):
 def why_not_padded(call: Call) -> str | None:
     """The reason why this call is not computed by groups of sequences of about one length, or None."""
     width = call.form.a.shape[-1] if isinstance(call.form, AdditiveForm) else call.form.key.shape[-1]
-    if math.prod(call.lead) * call.pairs * width < WORTH_A_GROUP:
+    size = math.prod(call.lead) * call.pairs * width
+    if not size or size < WORTH_A_GROUP:
         return "too small"
     if type(call) is not Call or call.first_key or call.device_type != "cpu" or transformed():
         return "only whole sequences on a CPU"

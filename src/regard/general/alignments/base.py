@@ -29,6 +29,7 @@ class Alignment(nn.Module):
     # Whether the weights of a row depend on nothing but the keys that it may attend, and on what was prepared of these and of its query.
     is_rowwise = False
     reads_panels = False  # whether its fused execution is by panels of rows whose scores a kernel wrote
+    numbers: tuple[str, ...] = ()  # attributes that are floats and are read for every panel
     # Names under which `prepare` leaves one entry for each query, and for each key, on the last axis.
     of_queries: tuple[str, ...] = ()
     of_keys: tuple[str, ...] = ()

@@ -61,6 +61,7 @@ class Hard(Alignment):
 
     is_random = True
     is_rowwise = True
+    numbers = ("temperature",)
 
     def __init__(
         self, gradient: str = "straight-through", temperature: float = 1.0, evaluation: str = "argmax"

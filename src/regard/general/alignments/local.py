@@ -85,6 +85,7 @@ class Local(Alignment):
     """
 
     is_rowwise = True
+    numbers = ("window",)
     splits = True
     of_queries = ("position",)
 

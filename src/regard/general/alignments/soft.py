@@ -51,6 +51,7 @@ class Soft(Alignment):
     """
 
     is_rowwise = True
+    numbers = ("temperature",)
 
     def __init__(self, temperature: float = 1.0, learnable: bool = False) -> None:
         super().__init__()

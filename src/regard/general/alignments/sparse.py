@@ -52,6 +52,7 @@ class Entmax(Alignment):
     """
 
     is_rowwise = True
+    numbers = ("fixed_alpha",)
     reads_panels = True
 
     def __init__(self, alpha: float = 1.5, learnable: bool = False) -> None:
