@@ -157,7 +157,7 @@ def _alone(call: Call, impl: str) -> Dispatch:
         return Dispatch(
             "banded", "a softmax over few keys around each query: blocks of queries beside the keys they reach"
         )
-    if call.mask is not None and not torch.compiler.is_compiling() and why_not_padded(call) is None:
+    if cuts and why_not_padded(call) is None:
         return Dispatch("padded", "padded sequences side by side: those of about one length together")
     library = call.form.is_plain and why_not_library(call) is None
     reason = (None if library else why_not_fused(call)) or why_not_worthwhile(call)
