@@ -156,6 +156,12 @@ def test_no_entries_have_no_keys(lead: tuple[int, ...]) -> None:
             assert rg.Attention("dot")(x, x, mask=mask).shape == (*lead, N, D)
 
 
+def test_padding_alone_sends_back_zero_gradients() -> None:
+    x = normal(B, N, D).requires_grad_()
+    rg.Attention("dot")(x, x, mask=rg.Padding(torch.zeros(B, dtype=torch.long))).sum().backward()
+    assert not x.grad.any()
+
+
 def test_little_padding_and_other_devices_are_left_alone() -> None:
     x = normal(B, N, D)
     full = rg.Padding(torch.tensor([N, N, N - 1, N, N]))

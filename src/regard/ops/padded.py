@@ -71,7 +71,10 @@ def why_not_padded(call: Call) -> str | None:
     extents = _extents(call)
     if extents is None:
         return "no padding that can be looked at"
-    if len(extents.end) * call.n < WORTHWHILE * sum(len(g.entries) * len(g.keys) for g in _groups(extents)):
+    pairs = sum(len(group.entries) * len(group.keys) for group in _groups(extents))
+    if not pairs:
+        return "nothing to attend to"
+    if len(extents.end) * call.n < WORTHWHILE * pairs:
         return "hardly any padding"
     return None
 
